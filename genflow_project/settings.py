@@ -1,0 +1,229 @@
+"""All settings of genflow, read once from the environment.
+
+Every variable is listed in `.env.example` with its unit and meaning; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import environ
+from django.core.exceptions import ImproperlyConfigured
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+env = environ.Env()
+environ.Env.read_env(BASE_DIR / ".env")
+
+DEBUG: bool = env.bool("DEBUG", default=False)
+
+
+def required_in_production(name: str, what: str, local: str) -> str:
+    """Return the variable, its local default in DEBUG, or refuse to start and say what to set."""
+    value: str = env.str(name, default="")
+    if value:
+        return value
+    if DEBUG:
+        return local
+    raise ImproperlyConfigured(
+        f"{name} is not set. Set it to {what}, or set DEBUG=1 on a developer's machine."
+    )
+
+
+SECRET_KEY = required_in_production(
+    "SECRET_KEY", "a long random string that stays the same", "only-for-a-developers-machine"
+)
+ALLOWED_HOSTS = required_in_production(
+    "ALLOWED_HOSTS", "the host names of this site, separated by commas", "localhost,127.0.0.1,[::1]"
+).split(",")
+
+# Behind a proxy that ends TLS: the origins that forms may be posted from (https://example.com), and whether
+# the proxy's X-Forwarded-Proto is to be believed.
+CSRF_TRUSTED_ORIGINS: list[str] = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+BEHIND_TLS_PROXY: bool = env.bool("BEHIND_TLS_PROXY", default=False)
+if BEHIND_TLS_PROXY:
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
+
+
+def database() -> dict[str, Any]:
+    """Return the database of DATABASE_URL or, in DEBUG, the embedded one that all commands here share."""
+    if required_in_production("DATABASE_URL", "postgres://user:password@host/name", "embedded") != (
+        "embedded"
+    ):
+        config: dict[str, Any] = env.db_url("DATABASE_URL")
+        if config["ENGINE"] != "django.db.backends.postgresql":
+            raise ImproperlyConfigured("DATABASE_URL must begin with postgres://")
+    else:
+        from genflow_project import embedded_postgres
+
+        try:
+            config = embedded_postgres.database(BASE_DIR / "var")
+        except embedded_postgres.EmbeddedPostgresError as exc:
+            raise ImproperlyConfigured(str(exc)) from exc
+    # No connection may hang: not while connecting, on a dead network, or in a statement.
+    config.setdefault("OPTIONS", {}).update(
+        connect_timeout=5,
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+        tcp_user_timeout=15_000,
+        application_name="genflow",
+        options="-c statement_timeout=30000 -c idle_in_transaction_session_timeout=30000",
+    )
+    # A pooler in transaction mode cannot keep a server-side cursor.
+    return config | {"DISABLE_SERVER_SIDE_CURSORS": True}
+
+
+DATABASES = {"default": database()}
+
+INSTALLED_APPS = [
+    "jobs",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "knox",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "genflow_project.urls"
+ASGI_APPLICATION = "genflow_project.asgi.application"
+WSGI_APPLICATION = "genflow_project.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "job-list"
+LOGOUT_REDIRECT_URL = "login"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")
+]
+
+STATIC_URL = "static/"
+STATIC_ROOT = BASE_DIR / "staticfiles"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+# Without a collectstatic step on a developer's machine.
+WHITENOISE_USE_FINDERS = WHITENOISE_AUTOREFRESH = DEBUG
+STATIC_STORAGE = (
+    "django.contrib.staticfiles.storage.StaticFilesStorage"
+    if DEBUG
+    else "whitenoise.storage.CompressedManifestStaticFilesStorage"
+)
+STORAGES = {
+    "default": {"BACKEND": "jobs.storage.PostgresStorage"},
+    "staticfiles": {"BACKEND": STATIC_STORAGE},
+}
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "jobs.auth.BearerAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": [
+        "rest_framework.parsers.MultiPartParser",
+        "rest_framework.parsers.JSONParser",
+    ],
+    "EXCEPTION_HANDLER": "jobs.errors.exception_handler",
+}
+KNOX_TOKEN_MODEL = "jobs.ApiToken"  # noqa: S105 (no secret)
+REST_KNOX = {"TOKEN_TTL": None, "AUTH_HEADER_PREFIX": "Bearer", "TOKEN_PREFIX": "gf_"}
+
+# --- genflow ---------------------------------------------------------------------------------------------
+
+# The ComfyUI servers that `runworkers` drives.
+COMFY_URLS: list[str] = env.list("COMFY_URL", default=["http://127.0.0.1:8188"])
+
+# Seconds a worker may stay silent before its job goes to another. It renews at a third of this.
+GENFLOW_LEASE_SECONDS: float = env.float("GENFLOW_LEASE_SECONDS", default=15)
+# Seconds between two looks at the queue, and at a prompt under way.
+GENFLOW_POLL_SECONDS: float = env.float("GENFLOW_POLL_SECONDS", default=1)
+# Jobs that one worker process drives at once.
+GENFLOW_CONCURRENCY: int = env.int("GENFLOW_CONCURRENCY", default=2)
+# Prompts of ours on one ComfyUI, over all workers. Two: the GPU has the next one ready and never idles.
+GENFLOW_PROMPTS_PER_BACKEND: int = env.int("GENFLOW_PROMPTS_PER_BACKEND", default=2)
+# Whether a submission wakes idle workers by NOTIFY. They poll as well.
+GENFLOW_NOTIFY: bool = env.bool("GENFLOW_NOTIFY", default=True)
+
+GENFLOW_MAX_ATTEMPTS: int = env.int("GENFLOW_MAX_ATTEMPTS", default=5)
+GENFLOW_RETRY_BASE_SECONDS: float = env.float("GENFLOW_RETRY_BASE_SECONDS", default=2)
+GENFLOW_RETRY_MAX_SECONDS: float = env.float("GENFLOW_RETRY_MAX_SECONDS", default=300)
+GENFLOW_MAX_RESUBMITS: int = env.int("GENFLOW_MAX_RESUBMITS", default=3)
+GENFLOW_MAX_LOST_WORKERS: int = env.int("GENFLOW_MAX_LOST_WORKERS", default=3)
+# Seconds without a sign of life from a run or a queue before a backend counts as stuck.
+GENFLOW_STALL_SECONDS: float = env.float("GENFLOW_STALL_SECONDS", default=300)
+# Seconds an unreachable ComfyUI can keep a cancel waiting.
+GENFLOW_CANCEL_SECONDS: float = env.float("GENFLOW_CANCEL_SECONDS", default=60)
+# Seconds a worker takes at most to stop politely.
+GENFLOW_SHUTDOWN_SECONDS: float = env.float("GENFLOW_SHUTDOWN_SECONDS", default=20)
+
+GENFLOW_QUEUE_LIMIT: int = env.int("GENFLOW_QUEUE_LIMIT", default=1000)
+GENFLOW_QUEUE_LIMIT_PER_OWNER: int = env.int("GENFLOW_QUEUE_LIMIT_PER_OWNER", default=100)
+GENFLOW_PHOTO_MAX_BYTES: int = env.int("GENFLOW_PHOTO_MAX_BYTES", default=20 * 1024 * 1024)
+GENFLOW_PHOTO_MAX_PIXELS: int = env.int("GENFLOW_PHOTO_MAX_PIXELS", default=64_000_000)
+GENFLOW_JOB_RETENTION_DAYS: float = env.float("GENFLOW_JOB_RETENTION_DAYS", default=30)
+# How long the link to a picture works.
+SIGNED_URL_LIFETIME = timedelta(minutes=15)
+
+# What the FaceID graph draws with; the names are those that the ComfyUI servers list.
+GENFLOW_CHECKPOINT: str = env.str(
+    "GENFLOW_CHECKPOINT", default="realisticVisionV51_v51VAE.safetensors"
+)
+GENFLOW_FACE_PROVIDER: str = env.str("GENFLOW_FACE_PROVIDER", default="CPU")
+GENFLOW_SAMPLER: str = env.str("GENFLOW_SAMPLER", default="ddpm")
+GENFLOW_SCHEDULER: str = env.str("GENFLOW_SCHEDULER", default="karras")
+
+# The multipart parser keeps what is larger in a temporary file; the limits above are checked by the form.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
+
+LOG_LEVEL: str = env.str("LOG_LEVEL", default="INFO")
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "json": {
+            "()": "pythonjsonlogger.json.JsonFormatter",
+            "format": "%(asctime)s %(levelname)s %(name)s %(message)s",
+        },
+        "terminal": {"()": "jobs.logs.TerminalFormatter"},
+    },
+    "handlers": {
+        "stderr": {
+            "class": "logging.StreamHandler",
+            "formatter": "terminal" if sys.stderr.isatty() else "json",
+        }
+    },
+    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
+}

@@ -1,0 +1,64 @@
+"""System checks: settings that contradict each other are refused at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, register
+
+POSITIVE = (
+    "LEASE_SECONDS",
+    "POLL_SECONDS",
+    "CONCURRENCY",
+    "PROMPTS_PER_BACKEND",
+    "MAX_ATTEMPTS",
+    "RETRY_BASE_SECONDS",
+    "STALL_SECONDS",
+    "CANCEL_SECONDS",
+    "SHUTDOWN_SECONDS",
+    "QUEUE_LIMIT",
+    "QUEUE_LIMIT_PER_OWNER",
+    "PHOTO_MAX_BYTES",
+    "PHOTO_MAX_PIXELS",
+    "JOB_RETENTION_DAYS",
+)
+# (smaller, larger): the first may not be above the second.
+ORDERED = (
+    ("POLL_SECONDS", "LEASE_SECONDS"),
+    ("RETRY_BASE_SECONDS", "RETRY_MAX_SECONDS"),
+    ("QUEUE_LIMIT_PER_OWNER", "QUEUE_LIMIT"),
+    ("POLL_SECONDS", "STALL_SECONDS"),
+)
+
+
+@register
+def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    value = {name: getattr(settings, f"GENFLOW_{name}") for name in {*POSITIVE, *sum(ORDERED, ())}}
+    problems = [
+        f"GENFLOW_{name} is {value[name]}; it must be above 0."
+        for name in POSITIVE
+        if not value[name] > 0
+    ]
+    problems += [
+        f"GENFLOW_{small} ({value[small]}) is above GENFLOW_{large} ({value[large]}). Lower the first or raise"
+        " the second."
+        for small, large in ORDERED
+        if value[small] > value[large]
+    ]
+    problems += [
+        f"COMFY_URL holds {url!r}; write addresses like http://127.0.0.1:8188, separated by commas."
+        for url in settings.COMFY_URLS
+        if not is_http_url(url)
+    ]
+    return [Error(problem, id=f"genflow.E{n:03}") for n, problem in enumerate(problems, 1)]
+
+
+def is_http_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

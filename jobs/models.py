@@ -1,0 +1,823 @@
+"""The models and every write to a job row.
+
+A job is held by a lease and a fencing token: `claim` raises the token, and each later write is one UPDATE
+guarded by the token and the allowed source statuses. A guard that matches no row raises LeaseLost (someone
+else holds the job) or CancelRequested (it is still ours, but the user wants it to end).
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import uuid_utils.compat
+from blake3 import blake3
+from django.conf import settings
+from django.core.files.base import ContentFile
+from django.core.validators import MinValueValidator
+from django.db import connection, models, transaction
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Coalesce, Now
+from knox.models import AbstractAuthToken
+
+from jobs.status import FINAL, HELD, UNFINISHED, JobStatus, Step, sources_of
+
+logger = logging.getLogger(__name__)
+
+NOTIFY_CHANNEL = "genflow"
+# One number for all submissions: the key of the advisory lock that makes the queue limits exact.
+SUBMISSION_LOCK = 0x67656E66
+
+
+class LeaseLost(Exception):
+    """The job is not ours any more; nothing was written."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(f"job {job.pk}: fencing token {job.fencing_token} is stale")
+
+
+class CancelRequested(Exception):
+    """The job is ours, but its owner wants it to end; nothing was written."""
+
+
+class QueueFull(Exception):
+    """No room for another job. `code` says whose limit it was, `retry_after` is in seconds."""
+
+    def __init__(self, code: str, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job ended or will be tried again: a sentence for its owner, all the rest for the operator."""
+
+    code: str
+    message: str
+    node_id: str | None = None
+    class_type: str | None = None
+    detail: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "code": self.code,
+            "message": self.message,
+            "node_id": self.node_id,
+            "class_type": self.class_type,
+        }
+
+
+WORKER_LOST = Failure(
+    "worker_lost",
+    "The workers drawing this picture stopped unexpectedly too many times. Please send it again.",
+)
+
+
+def new_id() -> uuid.UUID:
+    """Return a UUIDv7: in the order of creation, and a prompt id that ComfyUI takes."""
+    return uuid_utils.compat.uuid7()
+
+
+def notify(message: str) -> None:
+    """Wake the workers when the current transaction commits. They poll as well: never needed, only faster."""
+    if settings.GENFLOW_NOTIFY:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [NOTIFY_CHANNEL, message])
+
+
+class BackendQuerySet(models.QuerySet["Backend"]):
+    def register(self, url: str) -> Backend:
+        """Return the backend of this address, new or known."""
+        name = url.split("://", 1)[-1].rsplit("@", 1)[-1].rstrip("/")
+        return self.get_or_create(url=url, defaults={"name": name})[0]
+
+    def unattended(self, since: timedelta) -> Self:
+        """Those that no worker has heard of for so long: their jobs may move elsewhere."""
+        return self.filter(Q(last_seen_at=None) | Q(last_seen_at__lt=Now() - since))
+
+    def usable(self) -> Self:
+        return self.filter(status=Backend.Status.UP)
+
+    def lock(self) -> Sequence[int]:
+        """Lock these rows and return their ids, in one order for all so that no two claims deadlock."""
+        return [b.pk for b in self.order_by("pk").select_for_update(no_key=True)]
+
+
+class Backend(models.Model):
+    """One ComfyUI server."""
+
+    class Status(models.TextChoices):
+        UP = "up"
+        RESTING = "resting", "resting: it does not answer"
+        DISABLED = "disabled", "disabled by an operator"
+
+    name = models.CharField(max_length=200)
+    url = models.CharField(max_length=500, unique=True)
+    status = models.CharField(max_length=10, choices=Status, default=Status.UP)
+    reason = models.TextField(blank=True, help_text="Why it rests, in the words of the last error.")
+    prompt_limit = models.PositiveSmallIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Prompts of ours on it at once; empty: GENFLOW_PROMPTS_PER_BACKEND.",
+    )
+    last_seen_at = models.DateTimeField(null=True, blank=True)
+    version = models.CharField(max_length=50, blank=True)
+    lacks = models.JSONField(default=list, blank=True, help_text="Nodes and models it has not.")
+
+    objects = BackendQuerySet.as_manager()
+
+    class Meta:
+        ordering: ClassVar = ["pk"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def seen(self, version: str) -> None:
+        """Note that it answered: a resting backend is up again."""
+        Backend.objects.filter(pk=self.pk).update(
+            last_seen_at=Now(),
+            version=version[:50],
+            status=Case(
+                When(status=Backend.Status.RESTING, then=Value(Backend.Status.UP)),
+                default=F("status"),
+            ),
+            reason=Case(When(status=Backend.Status.RESTING, then=Value("")), default=F("reason")),
+        )
+
+    def rest(self, reason: str) -> None:
+        """Give it no more jobs until a probe is answered."""
+        Backend.objects.filter(pk=self.pk).usable().update(
+            status=Backend.Status.RESTING, reason=reason[:2000]
+        )
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The rules of a claim."""
+
+    lease: timedelta
+    prompts_per_backend: int
+    max_lost_workers: int
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    # --- sets ---
+
+    def visible_to(self, user: Any) -> Self:
+        """What this user may know of: own jobs that were not deleted."""
+        return self.filter(owner=user, deleted_at=None)
+
+    def unfinished(self) -> Self:
+        return self.filter(status__in=UNFINISHED)
+
+    def finished(self) -> Self:
+        return self.filter(status__in=FINAL)
+
+    # --- submission ---
+
+    def submit(
+        self,
+        job: Job,
+        *,
+        inputs: Iterable[Asset],
+        queue_limit: int,
+        queue_limit_per_owner: int,
+        retention: timedelta,
+    ) -> Job:
+        """Queue a new job and wake the workers, or raise QueueFull and store nothing."""
+        with transaction.atomic():
+            self._check_room(job.owner_id, queue_limit, queue_limit_per_owner)
+            job.turn = self._next_turn(job)
+            job.save(force_insert=True)
+            job.inputs.set(inputs)
+            self.filter(pk=job.pk).update(expires_at=Now() + retention)
+            job.record(JobEvent.Kind.SUBMITTED)
+            notify("queued")
+        job.refresh_from_db()
+        return job
+
+    def _check_room(self, owner_id: int, limit: int, limit_per_owner: int) -> None:
+        # Counting and inserting must not interleave with another submission, or both find the last place.
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [SUBMISSION_LOCK])
+        queued = self.filter(status=JobStatus.QUEUED)
+        if queued.count() >= limit:
+            raise QueueFull(
+                "queue_full",
+                f"The queue is full ({limit} jobs are waiting). Try again later.",
+                self.seconds_per_job(),
+            )
+        if queued.filter(owner_id=owner_id).count() >= limit_per_owner:
+            raise QueueFull(
+                "owner_queue_full",
+                f"You have {limit_per_owner} jobs waiting, which is the most allowed."
+                " Try again when some are done.",
+                self.seconds_per_job(),
+            )
+
+    def seconds_per_job(self) -> int:
+        """Return how long one place in the queue takes to get free, from the last five minutes: 1 to 300."""
+        window = timedelta(minutes=5)
+        done = self.filter(completed_at__gt=Now() - window).count()
+        return max(1, min(300, round(window.total_seconds() / done))) if done else 30
+
+    def _next_turn(self, job: Job) -> int:
+        """Return the job's turn: after the owner's last, and not before the turn now being served.
+
+        So owners take turns in the queue's order (priority, turn, id) with no counting in the claim.
+        """
+        last = (
+            self.filter(owner_id=job.owner_id)
+            .order_by("-pk")
+            .values_list("turn", flat=True)
+            .first()
+        )
+        served = (
+            self.filter(status=JobStatus.QUEUED, priority=job.priority)
+            .order_by("-priority", "turn", "pk")
+            .values_list("turn", flat=True)
+            .first()
+        )
+        return max(0 if last is None else last + 1, served or 0)
+
+    # --- claiming: the only door into RUNNING ---
+
+    def claim(
+        self,
+        worker_id: str,
+        backends: Sequence[int],
+        terms: Terms,
+        unattended: Sequence[int] = (),
+    ) -> Job | None:
+        """Take a job whose holder fell silent or, failing that, the next in the queue. None: nothing to do.
+
+        backends: ids of the backends this worker drives; unattended: ids of those no worker drives any more.
+        """
+        while True:
+            with transaction.atomic():
+                free = self._free_backend(backends, terms.prompts_per_backend)
+                # A job stays with the backend that may hold its prompt; to move it needs a free place.
+                placed = Q(backend__in=[*backends, *(unattended if free else [])])
+                job = self._abandoned(placed) or self._next_in_queue(
+                    placed | Q(backend=None) if free else placed
+                )
+                if job is None:
+                    return None
+                if job.lost_workers >= terms.max_lost_workers and job.is_abandoned:
+                    self._give_up(job)
+                    continue
+                return self._take(job, worker_id, backends, free, terms.lease)
+
+    def _free_backend(self, backends: Sequence[int], limit: int) -> int | None:
+        """Lock the usable backends among these and return the least busy that has a place, if any."""
+        # Two statements: the count must not be older than the lock.
+        usable = {
+            b.pk: b.prompt_limit or limit
+            for b in Backend.objects.filter(pk__in=backends)
+            .usable()
+            .order_by("pk")
+            .select_for_update(no_key=True)
+        }
+        # A queued job with a backend counts: its prompt may be there.
+        busy = dict(
+            self.unfinished()
+            .filter(backend__in=usable)
+            .values_list("backend")
+            .annotate(models.Count("pk"))
+            .order_by()
+        )
+        free = [pk for pk in usable if busy.get(pk, 0) < usable[pk]]
+        return min(free, key=lambda pk: busy.get(pk, 0), default=None)
+
+    def _abandoned(self, placed: Q) -> Job | None:
+        return (
+            self.filter(placed, status__in=HELD, lease_expires_at__lt=Now())
+            .order_by("lease_expires_at")
+            .select_for_update(skip_locked=True, no_key=True)
+            .first()
+        )
+
+    def _next_in_queue(self, placed: Q) -> Job | None:
+        return (
+            self.filter(placed, status=JobStatus.QUEUED, run_after__lte=Now())
+            .order_by("-priority", "turn", "pk")
+            .select_for_update(skip_locked=True, no_key=True)
+            .first()
+        )
+
+    def _take(
+        self, job: Job, worker_id: str, backends: Sequence[int], free: int | None, lease: timedelta
+    ) -> Job:
+        """Make the locked job ours."""
+        before = job.worker_id
+        lost = job.is_abandoned
+        moved = job.backend_id not in backends
+        if moved and job.backend_id is not None:
+            job.checkpoints.all().delete()
+        job.status = JobStatus.CANCELING if job.status == JobStatus.CANCELING else JobStatus.RUNNING
+        job.fencing_token += 1
+        job.worker_id = worker_id
+        job.lost_workers += lost
+        job.backend_id = free if moved else job.backend_id
+        self.filter(pk=job.pk).update(
+            status=job.status,
+            fencing_token=job.fencing_token,
+            worker_id=worker_id,
+            lost_workers=job.lost_workers,
+            backend_id=job.backend_id,
+            lease_expires_at=Now() + lease,
+            started_at=Coalesce("started_at", Now()),
+        )
+        job.record(JobEvent.Kind.CLAIMED, **({"lost_worker": before} if lost else {}))
+        return job
+
+    def _give_up(self, job: Job) -> None:
+        """End a locked job that has outlived too many workers."""
+        if job.status == JobStatus.CANCELING:
+            self._end(job, JobStatus.CANCELED, JobEvent.Kind.CANCELED)
+        else:
+            self.fail(job, WORKER_LOST)
+
+    # --- what a holder writes ---
+
+    def _write(self, job: Job, to: JobStatus, **values: Any) -> None:
+        """Write to a job we hold on its way to `to`, or raise LeaseLost or CancelRequested."""
+        held = [status for status in sources_of(to) if status in HELD]
+        ours = self.filter(pk=job.pk, fencing_token=job.fencing_token)
+        if ours.filter(status__in=held).update(status=to, **values) == 1:
+            job.status = to
+        elif ours.filter(status=JobStatus.CANCELING).exists():
+            raise CancelRequested
+        else:
+            raise LeaseLost(job)
+
+    def renew(self, held: Mapping[uuid.UUID, int], lease: timedelta) -> dict[uuid.UUID, JobStatus]:
+        """Renew the leases of these jobs (id: fencing token) and return the status of those still ours."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""UPDATE {self.model._meta.db_table} AS job SET lease_expires_at = now() + %s
+                FROM unnest(%s::uuid[], %s::bigint[]) AS held (id, token)
+                WHERE job.id = held.id AND job.fencing_token = held.token
+                    AND job.status IN ('running', 'canceling')
+                RETURNING job.id, job.status""",  # noqa: S608 (a table's name of our own)
+                [lease, list(held), list(held.values())],
+            )
+            return {pk: JobStatus(status) for pk, status in cursor.fetchall()}
+
+    def checkpoint(
+        self, job: Job, step: Step, result: dict[str, Any], *, then: Step, lease: timedelta
+    ) -> None:
+        """Save a finished step's result, renew the lease and go on to the step `then`."""
+        with transaction.atomic():
+            self._write(job, JobStatus.RUNNING, step=then, lease_expires_at=Now() + lease)
+            self._save_checkpoint(job, step, result)
+            job.step = then
+
+    def _save_checkpoint(self, job: Job, step: Step, result: dict[str, Any]) -> None:
+        # One already there means the step is done.
+        Checkpoint.objects.bulk_create(
+            [Checkpoint(job=job, step=step, result=result, fencing_token=job.fencing_token)],
+            ignore_conflicts=True,
+        )
+        job.record(JobEvent.Kind.STEP_FINISHED, step=step)
+
+    def show_progress(self, job: Job, progress: dict[str, Any]) -> None:
+        self._write(job, JobStatus.RUNNING, progress=progress)
+
+    def succeed(self, job: Job, outputs: Sequence[Asset], result: dict[str, Any]) -> None:
+        """Finish: output rows, the last checkpoint and `succeeded` together, or none of them."""
+        with transaction.atomic():
+            self._end(
+                job, JobStatus.SUCCEEDED, JobEvent.Kind.SUCCEEDED, error=None, error_detail=""
+            )
+            Asset.objects.bulk_create(outputs)
+            self._save_checkpoint(job, Step.DOWNLOAD, result)
+
+    def fail(self, job: Job, failure: Failure) -> None:
+        self._end(
+            job,
+            JobStatus.FAILED,
+            JobEvent.Kind.FAILED,
+            note=failure,
+            error=failure.as_json(),
+            error_detail=failure.detail,
+        )
+
+    def finish_cancel(self, job: Job, **note: Any) -> None:
+        """Write `canceled`; a deleted job is gone then."""
+        self._end(job, JobStatus.CANCELED, JobEvent.Kind.CANCELED, note=note)
+        self.filter(pk=job.pk).purge_deleted()
+
+    def _end(
+        self,
+        job: Job,
+        to: JobStatus,
+        kind: JobEvent.Kind,
+        note: Failure | Mapping[str, Any] | None = None,
+        **values: Any,
+    ) -> None:
+        facts = {"code": note.code} if isinstance(note, Failure) else dict(note or {})
+        with transaction.atomic():
+            self._write(job, to, step="", lease_expires_at=None, completed_at=Now(), **values)
+            job.record(kind, **facts)
+
+    def retry(self, job: Job, failure: Failure, delay: timedelta, *, redraw: bool) -> None:
+        """Send a job back for another attempt, after `delay`.
+
+        redraw: what the backend drew, if anything, is of no use: draw anew, anywhere, under a new prefix.
+        """
+        with transaction.atomic():
+            self._requeue(
+                job,
+                run_after=Now() + delay,
+                attempt=F("attempt") + 1,
+                error=failure.as_json(),
+                error_detail=failure.detail,
+                **(self._fresh_drawing() | {"backend": None} if redraw else {}),
+            )
+            if redraw:
+                job.checkpoints.all().delete()
+            job.record(
+                JobEvent.Kind.RETRY, code=failure.code, seconds=round(delay.total_seconds(), 3)
+            )
+
+    def hand_back(self, job: Job, reason: str, *, keep_backend: bool = True) -> None:
+        """Put a job back at its last checkpoint without charge.
+
+        keep_backend: its prompt may be there, so whoever goes on must look there first.
+        """
+        with transaction.atomic():
+            self._requeue(job, run_after=Now(), **({} if keep_backend else {"backend": None}))
+            if not keep_backend:
+                job.checkpoints.all().delete()
+            job.record(JobEvent.Kind.HANDED_BACK, reason=reason)
+            notify("queued")
+
+    def _requeue(self, job: Job, **values: Any) -> None:
+        self._write(job, JobStatus.QUEUED, worker_id="", lease_expires_at=None, **values)
+
+    def release(self, job: Job) -> None:
+        """Let go of a canceling job on a polite stop: the next worker ends it, at once and without charge."""
+        self._write(job, JobStatus.CANCELING, worker_id="", lease_expires_at=Now())
+
+    def resubmit(self, job: Job, lease: timedelta) -> None:
+        """Go back to the upload: the backend has lost the prompt. The job stays ours."""
+        with transaction.atomic():
+            self._write(
+                job,
+                JobStatus.RUNNING,
+                step=Step.UPLOAD,
+                resubmits=F("resubmits") + 1,
+                drawing=F("drawing") + 1,
+                lease_expires_at=Now() + lease,
+            )
+            job.checkpoints.all().delete()
+            job.record(JobEvent.Kind.RESUBMITTED)
+        job.refresh_from_db(fields=["step", "resubmits", "drawing"])
+
+    @staticmethod
+    def _fresh_drawing() -> dict[str, Any]:
+        return {
+            "drawing": F("drawing") + 1,
+            "spoiled_drawings": F("drawing") + 1,
+            "step": Step.UPLOAD,
+        }
+
+    # --- what an owner or an operator asks for ---
+
+    def cancel(self, job_id: uuid.UUID, by: str) -> bool:
+        """Ask for a job to be canceled. Return False if it had already ended or been asked to."""
+        # One UPDATE: between two, the job could be handed back and match neither. A running job keeps its
+        # token: only its holder may tell ComfyUI, then write `canceled`. A queued one whose prompt may be
+        # with a backend goes to the next worker, as if its lease had run out.
+        alone = Q(status=JobStatus.QUEUED, backend=None)
+        with transaction.atomic():
+            asked = self.filter(pk=job_id, status__in=[JobStatus.QUEUED, JobStatus.RUNNING]).update(
+                status=Case(
+                    When(alone, then=Value(JobStatus.CANCELED)), default=Value(JobStatus.CANCELING)
+                ),
+                completed_at=Case(When(alone, then=Now()), default=None),
+                lease_expires_at=Case(
+                    When(status=JobStatus.RUNNING, then=F("lease_expires_at")),
+                    When(alone, then=None),
+                    default=Now(),
+                ),
+                cancel_requested_at=Now(),
+            )
+            if asked:
+                JobEvent.objects.create(
+                    job_id=job_id, kind=JobEvent.Kind.CANCEL_ASKED, facts={"by": by}
+                )
+                notify("cancel")
+        return asked == 1
+
+    def delete_for_owner(self, job_id: uuid.UUID) -> None:
+        """Remove a job, its photo and its pictures: at once if it has ended, else as soon as it has."""
+        with transaction.atomic():
+            self.filter(pk=job_id).update(deleted_at=Now())
+            self.cancel(job_id, by="owner")
+        self.filter(pk=job_id).purge_deleted()
+
+    def run_now(self) -> int:
+        """Let jobs that wait for their next attempt run at once. Return how many."""
+        with transaction.atomic():
+            count = self.filter(status=JobStatus.QUEUED, run_after__gt=Now()).update(
+                run_after=Now()
+            )
+            notify("queued")
+        return count
+
+    # --- the sweep ---
+
+    def purge_deleted(self) -> int:
+        return self.filter(status__in=FINAL).exclude(deleted_at=None).purge()
+
+    def purge(self) -> int:
+        """Delete these jobs with their pictures, and photos that no other job uses. Return how many."""
+        jobs = list(self)
+        for job in jobs:
+            with transaction.atomic():
+                inputs = list(job.inputs.values_list("pk", flat=True))
+                Asset.objects.filter(job=job).delete_with_files()
+                job.delete()
+                Asset.objects.filter(pk__in=inputs, used_by=None).delete_with_files()
+        return len(jobs)
+
+
+class Job(models.Model):
+    """One request for pictures."""
+
+    class Kind(models.TextChoices):
+        PORTRAIT = "portrait"
+        WORKFLOW = "workflow"
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="jobs", db_index=False
+    )
+    kind = models.CharField(max_length=10, choices=Kind, default=Kind.PORTRAIT)
+    params = models.JSONField(default=dict)
+    inputs: models.ManyToManyField[Asset, Any] = models.ManyToManyField(
+        "Asset", related_name="used_by"
+    )
+    # Built once, so that a resumed job sends the same after an upgrade. Input files are asset references,
+    # which the upload's names replace on the wire.
+    graph = models.JSONField(default=dict)
+    metadata = models.JSONField(default=dict, blank=True)
+
+    status = models.CharField(max_length=10, choices=JobStatus, default=JobStatus.QUEUED)
+    step = models.CharField(max_length=10, choices=Step, default=Step.UPLOAD, blank=True)
+    priority = models.SmallIntegerField(default=0)
+    turn = models.BigIntegerField(default=0)
+    run_after = models.DateTimeField(db_default=Now())
+
+    # The number of the try under way; only the job's own temporary errors raise it.
+    attempt = models.PositiveSmallIntegerField(default=1)
+    max_attempts = models.PositiveSmallIntegerField()
+    lost_workers = models.PositiveSmallIntegerField(default=0)
+    resubmits = models.PositiveSmallIntegerField(default=0)
+    # The drawing under way names the output files; those below `spoiled_drawings` are not to be used.
+    drawing = models.PositiveSmallIntegerField(default=0)
+    spoiled_drawings = models.PositiveSmallIntegerField(default=0)
+
+    worker_id = models.CharField(max_length=200, blank=True)
+    fencing_token = models.BigIntegerField(default=0)
+    lease_expires_at = models.DateTimeField(null=True, blank=True)
+    # Set while a prompt of this job may be there.
+    backend = models.ForeignKey(
+        Backend,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="jobs",
+        db_index=False,
+    )
+
+    progress = models.JSONField(null=True, blank=True)
+    error = models.JSONField(null=True, blank=True)
+    error_detail = models.TextField(blank=True)
+
+    created_at = models.DateTimeField(db_default=Now())
+    started_at = models.DateTimeField(null=True, blank=True)
+    completed_at = models.DateTimeField(null=True, blank=True)
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    deleted_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+
+    objects = JobQuerySet.as_manager()
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="job_held_has_lease",
+                condition=~Q(status__in=HELD)
+                | Q(lease_expires_at__isnull=False, fencing_token__gt=0),
+            ),
+            models.CheckConstraint(
+                name="job_final_has_end",
+                condition=Q(status__in=FINAL, completed_at__isnull=False)
+                | (~Q(status__in=FINAL) & Q(completed_at__isnull=True)),
+            ),
+            models.CheckConstraint(
+                name="job_status_known", condition=Q(status__in=JobStatus.values)
+            ),
+        ]
+        indexes: ClassVar = [
+            models.Index(  # the claim of the next in the queue, and the count of those waiting
+                F("priority").desc(),
+                "turn",
+                "id",
+                name="job_queue",
+                condition=Q(status=JobStatus.QUEUED),
+            ),
+            models.Index(  # the claim of a job whose lease ran out: few rows, and no index on the lease itself
+                fields=["id"], name="job_held", condition=Q(status__in=HELD)
+            ),
+            models.Index(  # how many prompts of ours are with a backend
+                fields=["backend"],
+                name="job_on_backend",
+                condition=Q(status__in=UNFINISHED, backend__isnull=False),
+            ),
+            models.Index("owner", F("id").desc(), name="job_owner_newest"),  # an owner's list
+            models.Index(  # the measured rate
+                fields=["completed_at"],
+                name="job_completed",
+                condition=Q(completed_at__isnull=False),
+            ),
+            models.Index(  # the sweep
+                fields=["expires_at"], name="job_expiry", condition=Q(status__in=FINAL)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.pk}"
+
+    @property
+    def prompt_id(self) -> str:
+        return str(self.pk)
+
+    @property
+    def is_final(self) -> bool:
+        return JobStatus(self.status).is_final
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Held by a worker, as far as the row says: claimed all the same, its worker has fallen silent."""
+        return self.status in HELD and self.worker_id != ""
+
+    def log_context(self) -> dict[str, Any]:
+        """Return what every log line of a job says; never photos, prompts or addresses."""
+        return {
+            "job_id": self.prompt_id,
+            "attempt": self.attempt,
+            "fencing_token": self.fencing_token,
+            "worker_id": self.worker_id,
+        }
+
+    def record(self, kind: JobEvent.Kind, **facts: Any) -> None:
+        """Write a line of the diary and of the log."""
+        JobEvent.objects.create(
+            job=self, kind=kind, attempt=self.attempt, worker_id=self.worker_id, facts=facts
+        )
+        logger.info("job.%s", kind.value, extra=self.log_context() | facts)
+
+
+class Checkpoint(models.Model):
+    """The result of a finished step."""
+
+    job = models.ForeignKey(
+        Job, on_delete=models.CASCADE, related_name="checkpoints", db_index=False
+    )
+    step = models.CharField(max_length=10, choices=Step)
+    result = models.JSONField()
+    fencing_token = models.BigIntegerField()
+    saved_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering: ClassVar = ["saved_at"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["job", "step"], name="checkpoint_once_per_step")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.step} of {self.job_id}"
+
+
+class AssetQuerySet(models.QuerySet["Asset"]):
+    def delete_with_files(self) -> None:
+        """Delete the rows, and their bytes when that is committed."""
+        files = [asset.file for asset in self]
+        self.delete()
+        for file in files:
+            transaction.on_commit(partial(file.storage.delete, file.name))
+
+
+class Asset(models.Model):
+    """Bytes with an owner: an uploaded photo, or a picture that a job made."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="assets"
+    )
+    job = models.ForeignKey(
+        Job, on_delete=models.CASCADE, null=True, blank=True, related_name="outputs"
+    )
+    node_id = models.CharField(max_length=200, blank=True)
+    name = models.CharField(max_length=255, blank=True)
+    hash = models.CharField(max_length=80, help_text="blake3:<hex> of the bytes.")
+    size = models.PositiveBigIntegerField(help_text="Bytes.")
+    content_type = models.CharField(max_length=100)
+    width = models.PositiveIntegerField(null=True, blank=True)
+    height = models.PositiveIntegerField(null=True, blank=True)
+    file = models.FileField(max_length=255)
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField(null=True, blank=True)
+
+    objects = AssetQuerySet.as_manager()
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+
+    def __str__(self) -> str:
+        return f"{self.content_type} {self.pk}"
+
+    @classmethod
+    def store(cls, content: bytes, **values: Any) -> Self:
+        """Put the bytes into the storage and return the row for them, not saved yet."""
+        asset = cls(hash=f"blake3:{blake3(content).hexdigest()}", size=len(content), **values)
+        # The name is ours alone: nothing that a user sent becomes part of a path.
+        asset.file.save(f"assets/{asset.pk}", ContentFile(content), save=False)
+        return asset
+
+
+class JobEvent(models.Model):
+    """A line of a job's diary. Never photos, prompts or tokens."""
+
+    class Kind(models.TextChoices):
+        SUBMITTED = "submitted"
+        CLAIMED = "claimed"
+        STEP_FINISHED = "step_finished"
+        RESUBMITTED = "resubmitted"
+        RETRY = "retry"
+        HANDED_BACK = "handed_back"
+        CANCEL_ASKED = "cancel_asked"
+        SUCCEEDED = "succeeded"
+        FAILED = "failed"
+        CANCELED = "canceled"
+        EXPIRED = "expired"
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
+    kind = models.CharField(max_length=20, choices=Kind)
+    attempt = models.PositiveSmallIntegerField(null=True)
+    worker_id = models.CharField(max_length=200, blank=True)
+    facts = models.JSONField(default=dict)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering: ClassVar = ["pk"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.created_at:%H:%M:%S}"
+
+
+class ApiToken(AbstractAuthToken):  # type: ignore[misc]  # knox ships no types
+    """A bearer token, stored hashed."""
+
+    name = models.CharField(max_length=100, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.name or 'token'} of {self.user}"
+
+
+class Blob(models.Model):
+    """A file of PostgresStorage; its bytes are in chunks."""
+
+    name = models.CharField(max_length=255, unique=True)
+    size = models.PositiveBigIntegerField()
+    created_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class BlobChunk(models.Model):
+    blob = models.ForeignKey(Blob, on_delete=models.CASCADE, related_name="chunks", db_index=False)
+    number = models.PositiveIntegerField()
+    content = models.BinaryField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["blob", "number"], name="blob_chunk_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"chunk {self.number} of {self.blob_id}"
