@@ -1,8 +1,15 @@
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import URLPattern, URLResolver, path
+from django.urls import URLPattern, URLResolver, include, path, re_path
+
+from jobs import errors, health
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/", admin.site.urls),
+    path("api/v2/", include("jobs.api_urls")),
+    re_path("^api/", errors.not_found),
+    path("healthz", health.live),
+    path("readyz", health.ready),
 ]
+handler500 = "jobs.errors.server_error"

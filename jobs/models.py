@@ -21,7 +21,7 @@ from django.conf import settings
 from django.core.files.base import ContentFile
 from django.core.validators import MinValueValidator
 from django.db import connection, models, transaction
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.functions import Coalesce, Now
 from knox.models import AbstractAuthToken
 
@@ -104,10 +104,6 @@ class BackendQuerySet(models.QuerySet["Backend"]):
     def usable(self) -> Self:
         return self.filter(status=Backend.Status.UP)
 
-    def lock(self) -> Sequence[int]:
-        """Lock these rows and return their ids, in one order for all so that no two claims deadlock."""
-        return [b.pk for b in self.order_by("pk").select_for_update(no_key=True)]
-
 
 class Backend(models.Model):
     """One ComfyUI server."""
@@ -141,15 +137,9 @@ class Backend(models.Model):
 
     def seen(self, version: str) -> None:
         """Note that it answered: a resting backend is up again."""
-        Backend.objects.filter(pk=self.pk).update(
-            last_seen_at=Now(),
-            version=version[:50],
-            status=Case(
-                When(status=Backend.Status.RESTING, then=Value(Backend.Status.UP)),
-                default=F("status"),
-            ),
-            reason=Case(When(status=Backend.Status.RESTING, then=Value("")), default=F("reason")),
-        )
+        ours = Backend.objects.filter(pk=self.pk)
+        ours.update(last_seen_at=Now(), version=version[:50])
+        ours.filter(status=Backend.Status.RESTING).update(status=Backend.Status.UP, reason="")
 
     def rest(self, reason: str) -> None:
         """Give it no more jobs until a probe is answered."""
@@ -258,84 +248,89 @@ class JobQuerySet(models.QuerySet["Job"]):
     ) -> Job | None:
         """Take a job whose holder fell silent or, failing that, the next in the queue. None: nothing to do.
 
-        backends: ids of the backends this worker drives; unattended: ids of those no worker drives any more.
+        backends: ids of those this worker drives; unattended: ids of those that no worker hears of any more.
+        A job stays with the backend that may hold its prompt; only from an unattended one it moves elsewhere.
         """
         while True:
             with transaction.atomic():
-                free = self._free_backend(backends, terms.prompts_per_backend)
-                # A job stays with the backend that may hold its prompt; to move it needs a free place.
-                placed = Q(backend__in=[*backends, *(unattended if free else [])])
-                job = self._abandoned(placed) or self._next_in_queue(
-                    placed | Q(backend=None) if free else placed
+                usable, free = self._places(backends, terms.prompts_per_backend)
+                movable = unattended if free else ()
+                job = self._abandoned([*backends, *movable]) or self._next_in_queue(
+                    [*usable, *movable], and_new=free is not None
                 )
                 if job is None:
                     return None
-                if job.lost_workers >= terms.max_lost_workers and job.is_abandoned:
+                if job.is_abandoned and job.lost_workers >= terms.max_lost_workers:
                     self._give_up(job)
                     continue
-                return self._take(job, worker_id, backends, free, terms.lease)
+                stays = backends if job.status in HELD else usable
+                place = job.backend_id if job.backend_id in stays else free
+                return self._take(job, worker_id, place, terms.lease)
 
-    def _free_backend(self, backends: Sequence[int], limit: int) -> int | None:
-        """Lock the usable backends among these and return the least busy that has a place, if any."""
+    def _places(self, backends: Sequence[int], limit: int) -> tuple[Sequence[int], int | None]:
+        """Lock the usable ones of these backends; return them, and the least busy that has a place, if any."""
         # Two statements: the count must not be older than the lock.
         usable = {
-            b.pk: b.prompt_limit or limit
-            for b in Backend.objects.filter(pk__in=backends)
-            .usable()
-            .order_by("pk")
+            backend.pk: backend.prompt_limit or limit
+            for backend in Backend.objects.usable()
+            .filter(pk__in=backends)
+            .order_by("pk")  # one order for all, so that no two claims deadlock
             .select_for_update(no_key=True)
         }
         # A queued job with a backend counts: its prompt may be there.
         busy = dict(
             self.unfinished()
             .filter(backend__in=usable)
+            .order_by()
             .values_list("backend")
             .annotate(models.Count("pk"))
-            .order_by()
         )
         free = [pk for pk in usable if busy.get(pk, 0) < usable[pk]]
-        return min(free, key=lambda pk: busy.get(pk, 0), default=None)
+        return list(usable), min(free, key=lambda pk: busy.get(pk, 0), default=None)
 
-    def _abandoned(self, placed: Q) -> Job | None:
+    def _abandoned(self, backends: Sequence[int]) -> Job | None:
         return (
-            self.filter(placed, status__in=HELD, lease_expires_at__lt=Now())
+            self.filter(status__in=HELD, lease_expires_at__lt=Now(), backend__in=backends)
             .order_by("lease_expires_at")
             .select_for_update(skip_locked=True, no_key=True)
             .first()
         )
 
-    def _next_in_queue(self, placed: Q) -> Job | None:
+    def _next_in_queue(self, backends: Sequence[int], *, and_new: bool) -> Job | None:
+        """Return the first that is due, among those placed on these backends and, if wanted, the new ones."""
+        startable = (
+            Q(backend__in=backends) | Q(backend=None) if and_new else Q(backend__in=backends)
+        )
         return (
-            self.filter(placed, status=JobStatus.QUEUED, run_after__lte=Now())
+            self.filter(startable, status=JobStatus.QUEUED, run_after__lte=Now())
             .order_by("-priority", "turn", "pk")
             .select_for_update(skip_locked=True, no_key=True)
             .first()
         )
 
-    def _take(
-        self, job: Job, worker_id: str, backends: Sequence[int], free: int | None, lease: timedelta
-    ) -> Job:
-        """Make the locked job ours."""
-        before = job.worker_id
-        lost = job.is_abandoned
-        moved = job.backend_id not in backends
-        if moved and job.backend_id is not None:
+    def _take(self, job: Job, worker_id: str, backend_id: int | None, lease: timedelta) -> Job:
+        """Make the locked job ours, to be done on this backend."""
+        lost = {"lost_worker": job.worker_id} if job.is_abandoned else {}
+        if job.backend_id not in (None, backend_id):
             job.checkpoints.all().delete()
-        job.status = JobStatus.CANCELING if job.status == JobStatus.CANCELING else JobStatus.RUNNING
+            job.step = Step.UPLOAD
+        if job.status == JobStatus.QUEUED:
+            job.status = JobStatus.RUNNING
         job.fencing_token += 1
         job.worker_id = worker_id
-        job.lost_workers += lost
-        job.backend_id = free if moved else job.backend_id
+        job.lost_workers += len(lost)
+        job.backend_id = backend_id
         self.filter(pk=job.pk).update(
             status=job.status,
+            step=job.step,
             fencing_token=job.fencing_token,
             worker_id=worker_id,
             lost_workers=job.lost_workers,
-            backend_id=job.backend_id,
+            backend_id=backend_id,
             lease_expires_at=Now() + lease,
             started_at=Coalesce("started_at", Now()),
         )
-        job.record(JobEvent.Kind.CLAIMED, **({"lost_worker": before} if lost else {}))
+        job.record(JobEvent.Kind.CLAIMED, **lost)
         return job
 
     def _give_up(self, job: Job) -> None:
@@ -362,23 +357,22 @@ class JobQuerySet(models.QuerySet["Job"]):
         """Renew the leases of these jobs (id: fencing token) and return the status of those still ours."""
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""UPDATE {self.model._meta.db_table} AS job SET lease_expires_at = now() + %s
+                f"""UPDATE {self.model._meta.db_table} AS job SET lease_expires_at = now() + make_interval(secs => %s)
                 FROM unnest(%s::uuid[], %s::bigint[]) AS held (id, token)
                 WHERE job.id = held.id AND job.fencing_token = held.token
                     AND job.status IN ('running', 'canceling')
                 RETURNING job.id, job.status""",  # noqa: S608 (a table's name of our own)
-                [lease, list(held), list(held.values())],
+                [lease.total_seconds(), list(held), list(held.values())],
             )
             return {pk: JobStatus(status) for pk, status in cursor.fetchall()}
 
-    def checkpoint(
-        self, job: Job, step: Step, result: dict[str, Any], *, then: Step, lease: timedelta
-    ) -> None:
-        """Save a finished step's result, renew the lease and go on to the step `then`."""
+    def checkpoint(self, job: Job, step: Step, result: dict[str, Any], lease: timedelta) -> None:
+        """Save a finished step's result, renew the lease and go on to the next step."""
+        then = step.following
         with transaction.atomic():
             self._write(job, JobStatus.RUNNING, step=then, lease_expires_at=Now() + lease)
             self._save_checkpoint(job, step, result)
-            job.step = then
+        job.step = then
 
     def _save_checkpoint(self, job: Job, step: Step, result: dict[str, Any]) -> None:
         # One already there means the step is done.
@@ -534,7 +528,7 @@ class JobQuerySet(models.QuerySet["Job"]):
             notify("queued")
         return count
 
-    # --- the sweep ---
+    # --- the end of a row ---
 
     def purge_deleted(self) -> int:
         return self.filter(status__in=FINAL).exclude(deleted_at=None).purge()
@@ -712,12 +706,18 @@ class Checkpoint(models.Model):
 
 
 class AssetQuerySet(models.QuerySet["Asset"]):
+    def available(self) -> Self:
+        """Those that may still be seen: pictures and photos go with their job, at once when it is deleted."""
+        users = Job.objects.filter(inputs=OuterRef("pk"))
+        used = Exists(users.filter(deleted_at=None))
+        return self.filter(~Exists(users) | used, job__deleted_at=None)
+
     def delete_with_files(self) -> None:
         """Delete the rows, and their bytes when that is committed."""
         files = [asset.file for asset in self]
         self.delete()
         for file in files:
-            transaction.on_commit(partial(file.storage.delete, file.name))
+            transaction.on_commit(partial(file.delete, save=False))
 
 
 class Asset(models.Model):
@@ -772,7 +772,6 @@ class JobEvent(models.Model):
         SUCCEEDED = "succeeded"
         FAILED = "failed"
         CANCELED = "canceled"
-        EXPIRED = "expired"
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
     kind = models.CharField(max_length=20, choices=Kind)

@@ -14,7 +14,7 @@ class JobStatus(models.TextChoices):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELED = "canceled"
-    EXPIRED = "expired"
+    EXPIRED = "expired"  # a word of the API; our jobs are deleted when their time is past
 
     @property
     def is_final(self) -> bool:
@@ -29,11 +29,17 @@ class Step(models.TextChoices):
     WAIT = "wait"
     DOWNLOAD = "download"
 
+    @property
+    def following(self) -> Step:
+        """The step after this one; the last has none (IndexError)."""
+        steps = list(Step)
+        return steps[steps.index(self) + 1]
+
 
 TRANSITIONS: Final[dict[JobStatus, frozenset[JobStatus]]] = {
     JobStatus.QUEUED: frozenset(
         # CANCELING: handed back while its prompt is still with a backend, so a worker must end that first.
-        {JobStatus.RUNNING, JobStatus.CANCELED, JobStatus.CANCELING, JobStatus.EXPIRED}
+        {JobStatus.RUNNING, JobStatus.CANCELED, JobStatus.CANCELING}
     ),
     # RUNNING again: a step was finished, or the lease ran out and another worker took over.
     JobStatus.RUNNING: frozenset(

@@ -1,0 +1,13 @@
+"""Text from a server, made safe to store."""
+
+from __future__ import annotations
+
+
+def clean_text(value: object, limit: int) -> str:
+    """`value` as text that any database can hold, at most `limit` characters (None gives "").
+
+    NUL goes, lone surrogates become "?": PostgreSQL refuses the first and no encoding takes the second.
+    """
+    text = "" if value is None else str(value)
+    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+
+ROOT = Path(settings.BASE_DIR)
+IN_PRODUCTION = {
+    "DATABASE_URL": "postgres://user@host/name",
+    "SECRET_KEY": "long",
+    "ALLOWED_HOSTS": "example.com",
+}
+
+
+def load_settings(**environment: str) -> subprocess.CompletedProcess[str]:
+    """Import the settings in a process with this environment alone."""
+    return subprocess.run(
+        [sys.executable, "-c", "from genflow_project import settings; print(settings.DATABASES)"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_example_file_lists_every_variable_and_no_other() -> None:
+    source = (ROOT / "genflow_project/settings.py").read_text()
+    read = re.findall(r'(?:env\.\w+|required_in_production)\(\s*"([A-Z_]+)"', source)
+    listed = re.findall(r"^([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+
+    assert set(listed) == set(read)
+    assert len(listed) == len(set(listed))
+
+
+def test_the_example_files_defaults_are_those_of_the_settings() -> None:
+    listed = dict(
+        re.findall(r"^(GENFLOW_[A-Z_]+)=(.+)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    )
+    source = (ROOT / "genflow_project/settings.py").read_text()
+    source = source.replace("20 * 1024 * 1024", "20971520").replace("64_000_000", "64000000")
+    defaults = dict(re.findall(r'\(\s*"(GENFLOW_[A-Z_]+)", default="?([^")]+)"?', source))
+
+    assert {k: v.replace("True", "1") for k, v in defaults.items()} == listed
+
+
+@pytest.mark.parametrize("missing", list(IN_PRODUCTION))
+def test_production_refuses_to_start_without(missing: str) -> None:
+    environment = {k: v for k, v in IN_PRODUCTION.items() if k != missing}
+
+    started = load_settings(**environment)
+
+    assert started.returncode != 0
+    assert f"{missing} is not set. Set it to" in started.stderr
+
+
+def test_production_starts_when_all_is_set() -> None:
+    started = load_settings(**IN_PRODUCTION)
+
+    assert started.returncode == 0, started.stderr
+    assert "'HOST': 'host'" in started.stdout
+
+
+def test_another_database_is_refused_with_a_sentence() -> None:
+    started = load_settings(**IN_PRODUCTION | {"DATABASE_URL": "sqlite:///x"})
+
+    assert "DATABASE_URL must begin with postgres://" in started.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("GENFLOW_LEASE_SECONDS", 0, "must be above 0"),
+        ("GENFLOW_POLL_SECONDS", 60, "is above GENFLOW_LEASE_SECONDS"),
+        ("GENFLOW_RETRY_BASE_SECONDS", 999, "is above GENFLOW_RETRY_MAX_SECONDS"),
+        ("COMFY_URLS", ["gpu:8188"], "write addresses like"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    settings: pytest.FixtureRequest, name: str, value: object, sentence: str
+) -> None:
+    setattr(settings, name, value)
+
+    with pytest.raises(SystemCheckError, match=sentence):
+        call_command("check")

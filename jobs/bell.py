@@ -1,0 +1,74 @@
+"""What wakes an idle worker: a bell for its slots, rung by a listener on Postgres' NOTIFY."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import psycopg
+from django.conf import settings
+from django.db import connection
+
+from jobs.models import NOTIFY_CHANNEL
+
+logger = logging.getLogger(__name__)
+
+# How long a silent connection is trusted before it is tested. Seconds.
+PING_EVERY: Final = 10.0
+# Between two tries to connect. Seconds.
+RECONNECT_PAUSE: Final = 2.0
+
+
+class Bell:
+    """A counter of rings to wait on: whoever read it before looking for work misses no ring."""
+
+    def __init__(self) -> None:
+        self.rings = 0
+        self._changed = threading.Condition()
+
+    def ring(self) -> None:
+        with self._changed:
+            self.rings += 1
+            self._changed.notify_all()
+
+    def wait(self, since: int, seconds: float) -> None:
+        """Wait until the count differs from `since`, for at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.rings != since, seconds)
+
+
+class Listener:
+    """Hears notifications on a connection of its own. Polling runs beside it, so it may fail and come back."""
+
+    def __init__(self, on_message: Callable[[str], None]) -> None:
+        self._on_message = on_message
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def run(self) -> None:
+        if not settings.GENFLOW_NOTIFY:
+            self._closed.wait()
+        while not self._closed.is_set():
+            try:
+                self._listen()
+            except psycopg.Error as exc:
+                logger.warning("worker.not_listening", extra={"reason": str(exc).strip()})
+                self._closed.wait(RECONNECT_PAUSE)
+
+    def _listen(self) -> None:
+        with psycopg.connect(**connection.get_connection_params(), autocommit=True) as listening:
+            listening.execute(f"LISTEN {NOTIFY_CHANNEL}")
+            self._on_message("")  # something may have been said meanwhile
+            silent = 0.0
+            while not self._closed.is_set():
+                heard = [n.payload for n in listening.notifies(timeout=0.5, stop_after=1)]
+                silent = 0.0 if heard else silent + 0.5
+                for message in heard:
+                    self._on_message(message)
+                if silent >= PING_EVERY:
+                    listening.execute("SELECT 1")
+                    silent = 0.0

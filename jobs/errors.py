@@ -1,0 +1,123 @@
+"""What goes wrong in the API, in one body everywhere: {"error": {"code", "message", "details"}}.
+
+The codes that clients can rely on are the status table below and those of BadPhoto, QueueFull and the
+ApiError subclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.db import Error as DatabaseError
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views import defaults
+from django.views.decorators.csrf import csrf_exempt
+from psycopg.errors import ReadOnlySqlTransaction
+from rest_framework.exceptions import APIException, ValidationError
+from rest_framework.response import Response
+from rest_framework.views import exception_handler as rest_exception_handler
+
+from jobs.models import QueueFull
+from jobs.photos import BadPhoto
+
+CODES: Final = {
+    400: "bad_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    422: "invalid_request",
+}
+# Seconds: about what a failover or a restart takes.
+DATABASE_RETRY_AFTER: Final = 5
+
+
+class ApiError(APIException):
+    """An error with its own code. `details` is a JSON object or None."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        details: Mapping[str, Any] | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message, code)
+        self.status_code = status
+        self.code = code
+        self.details = details
+        self.wait = retry_after  # seconds; REST framework sends it as Retry-After
+
+
+def exception_handler(exc: Exception, context: dict[str, Any]) -> Response | None:
+    """Answer in the envelope; None (what nobody foresaw) becomes a 500."""
+    exc = _translated(exc)
+    response = rest_exception_handler(exc, context)
+    if response is None:
+        return None
+    if isinstance(exc, ApiError):
+        response.data = envelope(exc.code, str(exc.detail), exc.details)
+    else:
+        code = CODES.get(response.status_code, "error")
+        response.data = envelope(code, str(response.data["detail"]))
+    return response
+
+
+def _translated(exc: Exception) -> Exception:
+    """Return the exception that the API answers with for one of the code below it."""
+    match exc:
+        case ValidationError():
+            return invalid(exc.detail)
+        case BadPhoto():
+            return ApiError(exc.status, exc.code, exc.message, details={"photo": [exc.message]})
+        case QueueFull():
+            return ApiError(429, exc.code, str(exc), retry_after=exc.retry_after)
+        case RequestDataTooBig():
+            return ApiError(413, CODES[413], "The text fields are too large.")
+        case SuspiciousOperation():
+            return ApiError(400, CODES[400], "The request cannot be read.")
+        case DatabaseError() if _is_outage(exc):
+            return ApiError(
+                503,
+                "database_unavailable",
+                "The database cannot be reached. Try again soon.",
+                retry_after=DATABASE_RETRY_AFTER,
+            )
+    return exc
+
+
+def invalid(details: Any) -> ApiError:
+    """Return the error for fields that are not valid. details: {field: [sentences]}."""
+    return ApiError(422, CODES[422], f"Not valid: {', '.join(details)}.", details=details)
+
+
+def _is_outage(exc: Exception) -> bool:
+    """Whether the database is away or, amid a failover, read-only."""
+    return isinstance(exc, (OperationalError, InterfaceError)) or isinstance(
+        exc.__cause__, ReadOnlySqlTransaction
+    )
+
+
+def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, "details": details}}
+
+
+@csrf_exempt
+def not_found(request: HttpRequest) -> JsonResponse:
+    """The answer to a path of the API that does not exist."""
+    return JsonResponse(envelope(CODES[404], "Not found."), status=404)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """The answer to what nobody foresaw: in the envelope for the API, a page for all else."""
+    if request.path.startswith("/api/"):
+        return JsonResponse(envelope("server_error", "Something went wrong here."), status=500)
+    return defaults.server_error(request)

@@ -1,0 +1,100 @@
+"""What a worker does beside its jobs: it probes its backends and sweeps away what is past its time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Final
+
+from django.db import DatabaseError, connection, transaction
+from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
+
+from comfy.client import ComfyClient
+from comfy.errors import ComfyError
+from jobs.models import Asset, Backend, Blob, Job
+
+logger = logging.getLogger(__name__)
+
+# A backend that no worker has heard of for so long may lose its jobs to another.
+UNATTENDED_AFTER: Final = timedelta(minutes=1)
+SWEEP_EVERY: Final = 60.0  # seconds
+SWEEP_BATCH: Final = 100
+# Bytes are stored before the row that names them; after this none will come any more.
+ORPHAN_AGE: Final = timedelta(days=1)
+# The key of the advisory lock: one worker sweeps at a time.
+SWEEP_LOCK: Final = 0x67656E67
+
+
+class Housekeeper:
+    def __init__(self, backends: Sequence[Backend], every_seconds: float) -> None:
+        self.backends = backends
+        self.unattended: Sequence[int] = ()
+        self._every = every_seconds
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def run(self) -> None:
+        sweep_at = time.monotonic() + SWEEP_EVERY
+        try:
+            while not self._closed.wait(self._every):
+                self._try(self.probe_all)
+                if time.monotonic() >= sweep_at:
+                    self._try(sweep)
+                    sweep_at = time.monotonic() + SWEEP_EVERY
+        finally:
+            connection.close()
+
+    def _try(self, chore: Callable[[], None]) -> None:
+        try:
+            chore()
+        except DatabaseError as exc:
+            logger.warning("worker.chore_failed", extra={"reason": str(exc).strip()})
+            connection.close()
+
+    def probe_all(self) -> None:
+        """Ask each backend whether it lives, and note who does."""
+        for backend in self.backends:
+            self._probe(backend)
+        unattended = Backend.objects.unattended(UNATTENDED_AFTER)
+        self.unattended = list(unattended.values_list("pk", flat=True))
+
+    def _probe(self, backend: Backend) -> None:
+        try:
+            with ComfyClient(backend.url, connect_timeout=2, read_timeout=10) as client:
+                version = client.system_stats().version
+        except ComfyError as error:
+            logger.info("backend.no_answer", extra={"backend": backend.name, "reason": str(error)})
+        else:
+            backend.seen(version)
+
+
+def sweep() -> None:
+    """Delete jobs past their time and bytes that no row names, in bounded batches, one worker at a time."""
+    while True:
+        with transaction.atomic():
+            if not take_sweep_lock():
+                return
+            expired = Job.objects.finished().filter(expires_at__lt=Now())
+            swept = expired[:SWEEP_BATCH].purge() + Job.objects.purge_deleted() + sweep_orphans()
+        if swept < SWEEP_BATCH:
+            return
+
+
+def take_sweep_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [SWEEP_LOCK])
+        return bool(cursor.fetchone()[0])
+
+
+def sweep_orphans() -> int:
+    named = Asset.objects.filter(file=OuterRef("name"))
+    orphans = Blob.objects.filter(~Exists(named), created_at__lt=Now() - ORPHAN_AGE)
+    blobs = list(orphans.values_list("pk", flat=True)[:SWEEP_BATCH])
+    Blob.objects.filter(pk__in=blobs).delete()
+    return len(blobs)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from django.contrib.auth.views import LoginView, LogoutView
+from django.urls import path
+
+from jobs import pages
+
+urlpatterns = [
+    path("login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+    path("", pages.job_list, name="job-list"),
+    path("new/", pages.job_new, name="job-new"),
+    path("jobs/<uuid:pk>/", pages.job_detail, name="job-detail"),
+    path("jobs/<uuid:pk>/fragment/", pages.job_fragment, name="job-fragment"),
+    path("jobs/<uuid:pk>/pictures/<uuid:asset_id>/", pages.job_picture, name="job-picture"),
+    path("jobs/<uuid:pk>/cancel/", pages.cancel_job, name="cancel-job"),
+    path("jobs/<uuid:pk>/delete/", pages.delete_job, name="delete-job"),
+]

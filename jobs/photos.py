@@ -1,0 +1,165 @@
+"""Photos as users send them, made into one plain kind: an upright 8-bit RGB JPEG without metadata."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final, Protocol
+
+from django.core.files.uploadhandler import TemporaryFileUploadHandler
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # an MPO opens as a JPEG
+CONTENT_TYPE: Final = "image/jpeg"
+MIN_SIDE: Final = 64  # pixels; a smaller picture cannot carry a face
+MAX_SIDE: Final = 16_384
+GROUND: Final = (255, 255, 255)  # what shows through a transparent picture
+
+TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+# What Pillow's decoders raise on broken or hostile bytes.
+UNREADABLE: Final = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+BOMB: Final = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+
+
+class BadPhoto(Exception):
+    """A photo we cannot take: an HTTP status, a code, and a sentence for whoever sent it."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Photo:
+    content: bytes
+    content_type: str
+    width: int
+    height: int
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class NamelessUploadHandler(TemporaryFileUploadHandler):
+    """Keeps the user's file name out of the temporary file's: a long ending or a NUL in it is an error there."""
+
+    def new_file(self, field_name: str, file_name: str, *args: Any, **kwargs: Any) -> None:
+        super().new_file(field_name, "upload", *args, **kwargs)
+
+
+def read_photo(file: Readable, *, max_bytes: int, max_pixels: int) -> Photo:
+    """Return the photo in `file` or raise BadPhoto. All bytes count against `max_bytes`, a film behind it too."""
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _too_large(f"The photo is larger than {max_bytes:,} bytes.")
+    if not content:
+        raise _bad("The photo is empty.")
+    try:
+        with Image.open(BytesIO(content), formats=FORMATS) as image:
+            _check_size(*image.size, max_pixels)
+            return _encode(_plain(image))
+    except UnidentifiedImageError as exc:
+        raise BadPhoto(
+            415,
+            "photo_format",
+            "The photo must be a JPEG, PNG, WebP, GIF, BMP or TIFF picture.",
+        ) from exc
+    except BOMB as exc:
+        raise _too_large(_pixel_limit(max_pixels)) from exc
+    except UNREADABLE as exc:
+        raise _bad("The photo is damaged and cannot be read.") from exc
+
+
+def _bad(message: str) -> BadPhoto:
+    return BadPhoto(422, "bad_photo", message)
+
+
+def _too_large(message: str) -> BadPhoto:
+    return BadPhoto(413, "photo_too_large", message)
+
+
+def _pixel_limit(max_pixels: int) -> str:
+    return f"The photo has more than {max_pixels:,} pixels, or more than {MAX_SIDE:,} on a side."
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels or max(width, height) > MAX_SIDE:
+        raise _too_large(_pixel_limit(max_pixels))
+    if min(width, height) < MIN_SIDE:
+        raise _bad(
+            f"The photo is {width} x {height} pixels; it must have at least {MIN_SIDE} on each side."
+        )
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """Decode the first frame whole and return it upright, in 8-bit RGB."""
+    image.load()
+    turn = TURNS.get(_orientation(image))  # read after the pixels: a PNG may have its EXIF last
+    rgb = _on_ground(_eight_bit(image))
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> Any:
+    """Return what EXIF (or XMP) says; broken EXIF says nothing."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation)
+    except UNREADABLE:
+        return None
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Scale deep gray pictures down: converted as they are, all above 255 would turn white."""
+    if image.mode.startswith("I;16"):
+        low, high = 0.0, 65_535.0
+        image = image.convert("I")
+    elif image.mode in ("I", "F"):  # any range at all
+        low, high = image.getextrema()  # type: ignore[assignment]
+    else:
+        return image
+    scale = 255 / ((high - low) or 1)
+    gray = image.point(lambda value: value * scale - low * scale).convert("L")
+    gray.info.pop("transparency", None)  # a deep value, which names no pixel any more
+    return gray
+
+
+def _on_ground(image: Image.Image) -> Image.Image:
+    """Lay what is transparent on a plain light ground: dropping alpha would bring out hidden colours."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    if layer.getchannel("A").getextrema()[1] == 0:
+        raise _bad("The photo is fully transparent.")
+    ground = Image.new("RGBA", layer.size, GROUND)
+    return Image.alpha_composite(ground, layer).convert("RGB")
+
+
+def _encode(image: Image.Image) -> Photo:
+    image.info.clear()  # comments, profiles and places are nobody's business
+    buffer = BytesIO()
+    image.save(buffer, "JPEG", quality=95, subsampling="4:4:4")
+    return Photo(buffer.getvalue(), CONTENT_TYPE, *image.size)

@@ -1,0 +1,124 @@
+"""A photo and a prompt made into a job."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from comfy.graph import SEED, FaceRequest, portrait_graph
+from jobs.models import Asset, Job
+from jobs.photos import Photo
+from jobs.wire import asset_reference
+
+# What the user decides about a picture; all else is a setting.
+PARAMS: Final = (
+    "prompt",
+    "negative_prompt",
+    "seed",
+    "width",
+    "height",
+    "steps",
+    "cfg",
+    "count",
+    "face_weight",
+    "likeness",
+    "lora",
+    "lora_strength",
+)
+
+
+def submit_portrait(
+    owner: User,
+    photo: Photo,
+    params: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+) -> Job:
+    """Queue a portrait, or raise QueueFull (or what the database raises) and store nothing.
+
+    params: the names in PARAMS and `priority`, in their ranges (ValueError if not). What is None or not there
+    has its default, the seed a random one. The job's own `params` hold them all.
+    """
+    with _stored(photo, owner) as asset:
+        job = Job(
+            owner=owner,
+            priority=params.get("priority") or 0,
+            metadata=dict(metadata or {}),
+            **_drawing(params, asset),
+        )
+        return _submit(job, [asset])
+
+
+def draw_again(job: Job) -> Job:
+    """Queue a job that has ended anew: the same photo, params and seed, but the settings of today.
+
+    Raises QueueFull, or Job.DoesNotExist if the job has not ended or is gone.
+    """
+    with transaction.atomic():
+        # Locked, or a purge could take the photo away before the new job is there to keep it.
+        old = Job.objects.finished().select_for_update(no_key=True).get(pk=job.pk)
+        inputs = list(old.inputs.all())
+        drawing = {"kind": old.kind, "params": old.params, "graph": old.graph}
+        if old.kind == Job.Kind.PORTRAIT:
+            drawing = _drawing(old.params, *inputs)
+        again = Job(owner=old.owner, priority=old.priority, metadata=old.metadata, **drawing)
+        return _submit(again, inputs)
+
+
+def _drawing(params: Mapping[str, Any], photo: Asset) -> dict[str, Any]:
+    """Return the fields of a job that say what is drawn."""
+    asked = {name: params[name] for name in PARAMS if params.get(name) is not None}
+    request = FaceRequest(
+        photo=asset_reference(photo.pk),
+        filename_prefix="portrait",
+        checkpoint=settings.GENFLOW_CHECKPOINT,
+        provider=settings.GENFLOW_FACE_PROVIDER,
+        sampler=settings.GENFLOW_SAMPLER,
+        scheduler=settings.GENFLOW_SCHEDULER,
+        **{"seed": secrets.randbelow(int(SEED.high) + 1), **asked},
+    )
+    return {
+        "kind": Job.Kind.PORTRAIT,
+        "params": {name: getattr(request, name) for name in PARAMS},
+        "graph": portrait_graph(request),
+    }
+
+
+def _submit(job: Job, inputs: Iterable[Asset]) -> Job:
+    job.max_attempts = settings.GENFLOW_MAX_ATTEMPTS
+    return Job.objects.submit(
+        job,
+        inputs=inputs,
+        queue_limit=settings.GENFLOW_QUEUE_LIMIT,
+        queue_limit_per_owner=settings.GENFLOW_QUEUE_LIMIT_PER_OWNER,
+        retention=timedelta(days=settings.GENFLOW_JOB_RETENTION_DAYS),
+    )
+
+
+@contextmanager
+def _stored(photo: Photo, owner: User) -> Iterator[Asset]:
+    """Store the photo in one transaction with what the block does; if that fails, nothing stays."""
+    asset = None
+    try:
+        with transaction.atomic():
+            asset = Asset.store(
+                photo.content,
+                owner=owner,
+                content_type=photo.content_type,
+                width=photo.width,
+                height=photo.height,
+            )
+            asset.save(force_insert=True)
+            yield asset
+    except BaseException:
+        # A rollback takes the bytes out of Postgres, but not out of an object store. If the row is there,
+        # the connection died after the commit: the job is queued and needs its photo.
+        if asset is not None and not Asset.objects.filter(pk=asset.pk).exists():
+            asset.file.delete(save=False)
+        raise

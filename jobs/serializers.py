@@ -1,0 +1,310 @@
+"""What the API reads, strictly, and what it says about jobs and assets (Comfy API v2 and a little more)."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, cast
+from uuid import UUID
+
+from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, When
+from django.db.models.functions import Coalesce
+from django.http import HttpRequest, QueryDict
+from django.urls import reverse
+from django.utils import timezone
+from rest_framework import serializers
+
+from comfy import graph
+from jobs.errors import ApiError
+from jobs.links import content_url
+from jobs.models import Asset, Job
+from jobs.status import JobStatus
+
+# --- reading ---
+
+Errors = dict[str, Any]  # {field: [sentences]}
+METADATA_PAIRS: Final = 16
+METADATA_KEY: Final = 64  # characters
+METADATA_VALUE: Final = 500
+PRIORITY: Final = graph.Range(-100, 100, step=1)
+LORA_NAME: Final = 255  # characters
+METADATA_FILTER: Final = re.compile(r"metadata\[(.+)\]", re.DOTALL)
+
+
+class StrictSerializer(serializers.Serializer[Any]):
+    """Fields of a form or a query: each is known and given once, or the error names it."""
+
+    def to_internal_value(self, data: QueryDict) -> Any:
+        errors: Errors = {
+            name: ["There is no such field."]
+            for name in data
+            if name not in self.fields and not self.takes(name)
+        }
+        errors |= {name: ["Give it once."] for name, values in data.lists() if len(values) > 1}
+        try:
+            valid = super().to_internal_value(data)
+        except serializers.ValidationError as exc:
+            raise serializers.ValidationError(cast("Errors", exc.detail) | errors) from exc
+        if errors:
+            raise serializers.ValidationError(errors)
+        return valid
+
+    def takes(self, name: str) -> bool:
+        """Whether a name that is no field's is welcome all the same."""
+        return False
+
+
+class NumberField(serializers.Field[Any, Any, Any, Any]):
+    """A number of a range; whatever is wrong with it, the answer says what is allowed."""
+
+    default_error_messages = {"range": "Must be {kind} from {low} to {high}{steps}."}
+
+    def __init__(self, allowed: graph.Range, **kwargs: Any) -> None:
+        super().__init__(required=False, **kwargs)
+        self.allowed = allowed
+
+    def to_internal_value(self, data: Any) -> float:
+        whole = self.allowed.step is not None
+        try:
+            number = int(data) if whole else float(data)
+            self.allowed.check(self.field_name or "", number)
+        except (TypeError, ValueError, OverflowError):
+            step = self.allowed.step or 1
+            self.fail(
+                "range",
+                kind="a whole number" if whole else "a number",
+                low=self.allowed.low,
+                high=self.allowed.high,
+                steps=f" in steps of {step}" if step > 1 else "",
+            )
+        return number
+
+
+class TextField(serializers.CharField):
+    """Text of one length or less; REST framework refuses NUL and lone surrogates."""
+
+    def __init__(self, max_length: int, **kwargs: Any) -> None:
+        message = f"Must have {0 if kwargs.get('allow_blank') else 1} to {max_length} characters."
+        super().__init__(
+            max_length=max_length,
+            error_messages={"blank": message, "max_length": message},
+            **kwargs,
+        )
+
+    def to_internal_value(self, data: Any) -> str:
+        if "\N{REPLACEMENT CHARACTER}" in (text := super().to_internal_value(data)):
+            raise serializers.ValidationError("Must be text in UTF-8.")
+        return text
+
+
+class MetadataField(serializers.Field[Any, Any, Any, Any]):
+    """Labels of the caller's own, as a JSON object."""
+
+    default_error_messages = {
+        "labels": f"Must be a JSON object of at most {METADATA_PAIRS} pairs of strings: keys of 1 to"
+        f" {METADATA_KEY} characters, values of up to {METADATA_VALUE}."
+    }
+
+    def to_internal_value(self, data: Any) -> dict[str, str]:
+        try:
+            labels = json.loads(data)
+        except (TypeError, ValueError, RecursionError):
+            labels = None
+        if not (
+            isinstance(labels, dict)
+            and len(labels) <= METADATA_PAIRS
+            and all(is_label(key, value) for key, value in labels.items())
+        ):
+            self.fail("labels")
+        return labels
+
+
+def is_label(key: Any, value: Any) -> bool:
+    return (
+        isinstance(value, str)
+        and 1 <= len(key) <= METADATA_KEY
+        and len(value) <= METADATA_VALUE
+        and is_storable(key + value)
+    )
+
+
+def is_storable(text: str) -> bool:
+    """Whether Postgres can keep it: no NUL, no lone surrogate."""
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+class PortraitSerializer(StrictSerializer):
+    """The form of a portrait."""
+
+    photo = serializers.FileField(
+        allow_empty_file=True,  # read_photo has a word for that
+        error_messages={"invalid": "Must be a file.", "required": "Send a photo."},
+    )
+    prompt = TextField(graph.PROMPT_MAX_LENGTH)
+    negative_prompt = TextField(graph.PROMPT_MAX_LENGTH, required=False, allow_blank=True)
+    seed = NumberField(graph.SEED)
+    width = NumberField(graph.SIZE)
+    height = NumberField(graph.SIZE)
+    steps = NumberField(graph.STEPS)
+    cfg = NumberField(graph.CFG)
+    lora = TextField(LORA_NAME, required=False)
+    lora_strength = NumberField(graph.LORA_STRENGTH)
+    face_weight = NumberField(graph.FACE_WEIGHT)
+    likeness = NumberField(graph.LIKENESS)
+    count = NumberField(graph.COUNT)
+    priority = NumberField(PRIORITY)
+    metadata = MetadataField(required=False)
+
+
+class JobListSerializer(StrictSerializer):
+    """The query of a list: status, limit, cursor, and any metadata[key]=value."""
+
+    status = serializers.ChoiceField(JobStatus.choices, required=False)
+    limit = NumberField(graph.Range(1, 100, step=1), default=20)
+    cursor = serializers.CharField(required=False)
+
+    def takes(self, name: str) -> bool:
+        return METADATA_FILTER.fullmatch(name) is not None
+
+    def validate_cursor(self, value: str) -> UUID:
+        return read_cursor(value)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        labels = {
+            match[1]: value
+            for name, value in self.initial_data.items()
+            if (match := METADATA_FILTER.fullmatch(name))
+        }
+        if not all(is_label(key, value) for key, value in labels.items()):
+            raise ApiError(422, "invalid_metadata_filter", "No job can have such metadata.")
+        return attrs | {"metadata": labels}
+
+
+def cursor_after(job: Job) -> str:
+    """Return where the next page begins; clients hand it back as it is."""
+    return urlsafe_b64encode(job.pk.bytes).rstrip(b"=").decode()
+
+
+def read_cursor(cursor: str) -> UUID:
+    try:
+        return UUID(bytes=urlsafe_b64decode(cursor + "=="))
+    except (ValueError, binascii.Error) as exc:
+        raise ApiError(422, "invalid_cursor", "This cursor was not given by a list.") from exc
+
+
+# --- writing ---
+
+
+def shown(jobs: QuerySet[Job]) -> QuerySet[Job]:
+    """Load with the jobs what `job_json` tells, in two queries however many they are."""
+    queued = Job.objects.filter(status=JobStatus.QUEUED).order_by()
+    ahead = queued.filter(
+        Q(priority__gt=OuterRef("priority"))
+        | Q(priority=OuterRef("priority"), turn__lt=OuterRef("turn"))
+        | Q(priority=OuterRef("priority"), turn=OuterRef("turn"), pk__lt=OuterRef("pk"))
+    )
+    count = ahead.values("status").annotate(n=Count("pk")).values("n")
+    return jobs.annotate(
+        queue_position=Case(
+            When(status=JobStatus.QUEUED, then=Coalesce(Subquery(count), 0) + 1), default=None
+        )
+    ).prefetch_related("outputs")
+
+
+def job_json(job: Job, request: HttpRequest) -> dict[str, Any]:
+    """Return a job loaded through `shown` as the API tells it. What is for operators stays out."""
+    return {
+        "id": str(job.pk),
+        "kind": job.kind,
+        "status": job.status,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "completed_at": job.completed_at,
+        "expires_at": job.expires_at,
+        "queue_position": job.queue_position,  # type: ignore[attr-defined]  # of `shown`
+        "progress": job.progress,
+        "outputs": [output_json(asset, request) for asset in job.outputs.all()],
+        "error": _error(job.error or {}) if job.status == JobStatus.FAILED else None,
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "resubmits": job.resubmits,
+        "retry": _retry(job),
+        "priority": job.priority,
+        "params": job.params,
+        "metadata": job.metadata,
+        "metrics": {
+            "queue_ms": _milliseconds(job.created_at, job.started_at),
+            "execution_ms": _milliseconds(job.started_at, job.completed_at),
+        },
+        "urls": {
+            "self": reverse("job", args=[job.pk]),
+            "events": reverse("job-events", args=[job.pk]),
+            "cancel": reverse("job-cancel", args=[job.pk]),
+            "image": reverse("job-image", args=[job.pk]),
+        },
+    }
+
+
+def list_item_json(job: Job, request: HttpRequest) -> dict[str, Any]:
+    """Return a job as a list tells it, with the two times that clients of the Comfy API v2 read there."""
+    changes = (job.created_at, job.started_at, job.cancel_requested_at, job.completed_at)
+    return job_json(job, request) | {
+        "create_time": job.created_at,
+        "update_time": max(time for time in changes if time is not None),
+    }
+
+
+def _error(error: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: error.get(key) for key in ("code", "message", "node_id", "class_type")}
+
+
+def _retry(job: Job) -> dict[str, Any] | None:
+    """Return when and why a job will be tried again, if it waits for that."""
+    if job.status != JobStatus.QUEUED or not job.error or job.run_after <= timezone.now():
+        return None
+    return {"at": job.run_after, "code": job.error["code"], "message": job.error["message"]}
+
+
+def _milliseconds(begin: datetime | None, end: datetime | None) -> int | None:
+    return round((end - begin).total_seconds() * 1000) if begin and end else None
+
+
+def output_json(asset: Asset, request: HttpRequest) -> dict[str, Any]:
+    url, expires_at = content_url(request, asset.pk)
+    kind = asset.content_type.partition("/")[0]
+    return {
+        "id": str(asset.pk),
+        "job_id": str(asset.job_id),
+        "node_id": asset.node_id,
+        "name": asset.name,
+        "type": kind if kind in ("image", "video", "audio", "text") else "file",
+        "content_type": asset.content_type,
+        "size_bytes": asset.size,
+        "width": asset.width,
+        "height": asset.height,
+        "hash": asset.hash,
+        "url": url,
+        "url_expires_at": expires_at,
+    }
+
+
+def asset_json(asset: Asset, request: HttpRequest) -> dict[str, Any]:
+    url, expires_at = content_url(request, asset.pk)
+    return {
+        "id": str(asset.pk),
+        "hash": asset.hash,
+        "size_bytes": asset.size,
+        "content_type": asset.content_type,
+        "width": asset.width,
+        "height": asset.height,
+        "file_path": asset.name or None,
+        "created_at": asset.created_at,
+        "url": url,
+        "url_expires_at": expires_at,
+        "expires_at": asset.expires_at,
+        **({"job_id": str(asset.job_id)} if asset.job_id else {}),
+    }

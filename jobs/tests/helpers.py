@@ -1,0 +1,107 @@
+"""Plain functions that the tests of this package share."""
+
+from __future__ import annotations
+
+import io
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from django.contrib.auth.models import User
+from django.db.models.functions import Now
+from PIL import Image
+
+from comfy.graph import FaceRequest, portrait_graph
+from jobs.models import Asset, Backend, Job, Terms
+from jobs.wire import asset_reference
+
+T = TypeVar("T")
+TERMS = Terms(lease=timedelta(seconds=15), prompts_per_backend=2, max_lost_workers=3)
+LEASE = TERMS.lease
+
+
+def wait_until(condition: Callable[[], T], seconds: float = 20) -> T:
+    """Return the condition's first true answer, or fail after so long."""
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.01)
+    return answer
+
+
+def make_user(name: str = "ann") -> User:
+    return User.objects.get_or_create(username=name)[0]
+
+
+def make_backend(url: str = "http://comfy.test:8188") -> Backend:
+    return Backend.objects.register(url)
+
+
+def photo_bytes(colour: str = "teal") -> bytes:
+    """A small JPEG with some structure: a plain one counts as a photo without a face."""
+    image = Image.linear_gradient("L").resize((96, 96)).convert("RGB")
+    image.paste(colour, (24, 24, 72, 72))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def queue_job(
+    owner: User | None = None, *, photo: bytes | None = None, steps: int = 4, **values: Any
+) -> Job:
+    """Queue a small portrait, as a submission does."""
+    owner = owner or make_user()
+    asset = Asset.store(photo or photo_bytes(), owner=owner, content_type="image/jpeg")
+    asset.save()
+    request = FaceRequest(
+        photo=asset_reference(asset.pk),
+        prompt="a quiet portrait",
+        seed=values.pop("seed", 7),
+        width=64,
+        height=64,
+        steps=steps,
+        count=values.pop("count", 1),
+        checkpoint="realisticVisionV51_v51VAE.safetensors",
+        filename_prefix="portrait",
+    )
+    job = Job(
+        owner=owner,
+        params={"prompt": request.prompt, "seed": request.seed, "count": request.count},
+        graph=portrait_graph(request),
+        **{"max_attempts": 5} | values,
+    )
+    return Job.objects.submit(
+        job,
+        inputs=[asset],
+        queue_limit=1000,
+        queue_limit_per_owner=1000,
+        retention=timedelta(days=30),
+    )
+
+
+def claim(worker_id: str = "w1", terms: Terms = TERMS) -> Job | None:
+    """Claim as a worker that drives every backend."""
+    backends = list(Backend.objects.values_list("pk", flat=True)) or [make_backend().pk]
+    return Job.objects.claim(worker_id, backends, terms)
+
+
+def claim_new_job(worker_id: str = "w1", **values: Any) -> Job:
+    job = queue_job(**values)
+    held = claim(worker_id)
+    assert held is not None
+    assert held.pk == job.pk
+    return held
+
+
+def let_lease_expire(job: Job) -> None:
+    Job.objects.filter(pk=job.pk).update(lease_expires_at=Now() - timedelta(seconds=1))
+
+
+def fresh(job: Job | uuid.UUID) -> Job:
+    return Job.objects.get(pk=job.pk if isinstance(job, Job) else job)
+
+
+def diary(job: Job) -> list[str]:
+    return list(job.events.order_by("pk").values_list("kind", flat=True))

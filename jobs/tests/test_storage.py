@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.core.files.base import ContentFile
+from django.core.files.storage import default_storage
+from django.db import connection
+
+from jobs.models import Blob, BlobChunk
+from jobs.storage import CHUNK_BYTES
+
+pytestmark = pytest.mark.django_db
+
+
+def test_bytes_come_back_as_they_were_whatever_their_size() -> None:
+    for size in (0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 1):
+        content = os.urandom(size)
+
+        name = default_storage.save("assets/x", ContentFile(content))
+
+        assert default_storage.open(name).read() == content
+        assert default_storage.size(name) == size
+
+
+def test_a_deleted_file_leaves_no_chunk() -> None:
+    name = default_storage.save("assets/x", ContentFile(b"abc"))
+
+    default_storage.delete(name)
+
+    assert not default_storage.exists(name)
+    assert not BlobChunk.objects.exists()
+    with pytest.raises(FileNotFoundError):
+        default_storage.open(name)
+
+
+def test_a_second_file_of_the_same_name_does_not_replace_the_first() -> None:
+    first = default_storage.save("assets/x", ContentFile(b"1"))
+    second = default_storage.save("assets/x", ContentFile(b"2"))
+
+    assert first != second
+    assert Blob.objects.count() == 2
+
+
+READ = """
+import django; django.setup()
+from django.core.files.storage import default_storage
+import sys; sys.stdout.buffer.write(default_storage.open(sys.argv[1]).read())
+"""
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_machines_share_bytes_by_the_database_alone(tmp_path: Path) -> None:
+    name = default_storage.save("assets/shared", ContentFile(b"from afar"))
+    config = connection.settings_dict
+    url = f"postgres://{config['USER']}:{config['PASSWORD']}@{config['HOST'].replace('/', '%2F')}"
+
+    elsewhere = subprocess.run(  # noqa: S603 (our own interpreter)
+        [sys.executable, "-c", READ, name],
+        cwd=tmp_path,
+        env={
+            "DJANGO_SETTINGS_MODULE": "genflow_project.settings",
+            "PYTHONPATH": str(settings.BASE_DIR),
+            "DATABASE_URL": f"{url}:{config['PORT']}/{config['NAME']}",
+            "SECRET_KEY": "another",
+            "ALLOWED_HOSTS": "elsewhere",
+        },
+        capture_output=True,
+        check=True,
+    )
+
+    assert elsewhere.stdout == b"from afar"

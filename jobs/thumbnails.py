@@ -1,0 +1,43 @@
+"""Small pictures for lists."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Final
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.cache import get_conditional_response
+from django.utils.http import quote_etag
+from PIL import Image
+
+from jobs.models import Asset
+from jobs.photos import BOMB, UNREADABLE
+
+LONGEST_SIDE: Final = 480  # pixels
+
+
+def thumbnail_response(request: HttpRequest, asset: Asset) -> HttpResponse:
+    """Answer with a small JPEG. Call it only when the request was found to be allowed to see the asset.
+
+    Raises Http404 if the bytes are gone or no picture.
+    """
+    etag = quote_etag(f"{asset.hash}:{LONGEST_SIDE}")
+    response = get_conditional_response(request, etag=etag)
+    if response is None:
+        response = HttpResponse(_small(asset), content_type="image/jpeg")
+    response["ETag"] = etag
+    # Kept, but asked for again each time: whoever logs out sees no more of it.
+    response["Cache-Control"] = "private, no-cache"
+    return response
+
+
+def _small(asset: Asset) -> bytes:
+    buffer = BytesIO()
+    try:
+        with asset.file.open() as file, Image.open(file) as image:
+            image.draft("RGB", (LONGEST_SIDE, LONGEST_SIDE))
+            image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+            image.convert("RGB").save(buffer, "JPEG", quality=85)
+    except (*UNREADABLE, *BOMB) as exc:  # a missing file is an OSError too
+        raise Http404 from exc
+    return buffer.getvalue()

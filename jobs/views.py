@@ -1,0 +1,148 @@
+"""The HTTP API: HTTP in, one call of a model, HTTP out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
+from rest_framework.parsers import MultiPartParser
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.errors import ApiError
+from jobs.links import is_signed
+from jobs.models import Asset, Job
+from jobs.photos import read_photo
+from jobs.pictures import output_unavailable, picture_response
+from jobs.portraits import submit_portrait
+from jobs.serializers import (
+    JobListSerializer,
+    PortraitSerializer,
+    asset_json,
+    cursor_after,
+    job_json,
+    list_item_json,
+    shown,
+)
+
+
+def own_job(request: Request, pk: UUID) -> Job:
+    return get_object_or_404(shown(Job.objects.visible_to(request.user)), pk=pk)
+
+
+class FormParser(MultiPartParser):
+    """Multipart in UTF-8, whatever charset the request claims: not each that Python knows is one of text."""
+
+    def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
+        return super().parse(stream, media_type, {**parser_context, "encoding": "utf-8"})
+
+
+class PortraitsView(APIView):
+    parser_classes = [FormParser]
+
+    def post(self, request: Request) -> Response:
+        form = PortraitSerializer(data=request.data)
+        form.is_valid(raise_exception=True)
+        params = form.validated_data
+        photo = read_photo(
+            params.pop("photo"),
+            max_bytes=settings.GENFLOW_PHOTO_MAX_BYTES,
+            max_pixels=settings.GENFLOW_PHOTO_MAX_PIXELS,
+        )
+        assert isinstance(request.user, User)
+        job = submit_portrait(request.user, photo, params, params.pop("metadata", None))
+        answer = job_json(own_job(request, job.pk), request)
+        return Response(answer, status=201, headers={"Location": answer["urls"]["self"]})
+
+
+class JobsView(APIView):
+    def get(self, request: Request) -> Response:
+        query = JobListSerializer(data=request.query_params)
+        query.is_valid(raise_exception=True)
+        limit = query.validated_data["limit"]
+        # One more than asked for: whether there is a next page.
+        jobs = list(shown(self.find(request, **query.validated_data))[: limit + 1])
+        page: dict[str, Any] = {"jobs": [list_item_json(job, request) for job in jobs[:limit]]}
+        if len(jobs) > limit:
+            page["next_cursor"] = cursor_after(jobs[limit - 1])
+        return Response(page)
+
+    @staticmethod
+    def find(
+        request: Request,
+        *,
+        limit: int,
+        metadata: Mapping[str, str],
+        status: str | None = None,
+        cursor: UUID | None = None,
+    ) -> QuerySet[Job]:
+        jobs = Job.objects.visible_to(request.user).order_by("-pk")
+        if metadata:
+            jobs = jobs.filter(metadata__contains=metadata)
+        if status is not None:
+            jobs = jobs.filter(status=status)
+        return jobs if cursor is None else jobs.filter(pk__lt=cursor)
+
+
+class JobView(APIView):
+    def get(self, request: Request, pk: UUID) -> Response:
+        return Response(job_json(own_job(request, pk), request))
+
+    def delete(self, request: Request, pk: UUID) -> Response:
+        Job.objects.delete_for_owner(own_job(request, pk).pk)
+        return Response(status=204)
+
+
+class CancelJobView(APIView):
+    def post(self, request: Request, pk: UUID) -> Response:
+        Job.objects.cancel(own_job(request, pk).pk, by="owner")
+        return Response(job_json(own_job(request, pk), request))
+
+
+class JobEventsView(APIView):
+    def get(self, request: Request, pk: UUID) -> Response:
+        own_job(request, pk)
+        raise ApiError(501, "not_implemented", "There is no event stream here; poll the job.")
+
+
+class JobImageView(APIView):
+    def get(self, request: Request, pk: UUID) -> HttpResponse:
+        outputs = own_job(request, pk).outputs.filter(content_type__startswith="image/")
+        picture = outputs.first()
+        if picture is None:
+            raise output_unavailable()
+        return picture_response(request, picture)
+
+
+class JobWorkflowView(APIView):
+    def get(self, request: Request, pk: UUID) -> Response:
+        return Response({"workflow": own_job(request, pk).graph, "format": "api"})
+
+
+class AssetView(APIView):
+    def get(self, request: Request, pk: UUID) -> Response:
+        asset = get_object_or_404(Asset.objects.available(), pk=pk, owner=request.user.pk)
+        return Response(asset_json(asset, request))
+
+
+class LoginOrLink(IsAuthenticated):
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        return is_signed(request, view.kwargs["pk"]) or super().has_permission(request, view)
+
+
+class AssetContentView(APIView):
+    permission_classes = [LoginOrLink]
+
+    def get(self, request: Request, pk: UUID) -> HttpResponse:
+        assets = Asset.objects.available()
+        if not is_signed(request, pk):
+            assets = assets.filter(owner=request.user.pk)
+        return picture_response(request, get_object_or_404(assets, pk=pk))
