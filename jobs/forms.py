@@ -44,7 +44,9 @@ class NumberField(forms.Field):
     def _sentence(self) -> str:
         low, high, step = self.allowed.low, self.allowed.high, self.allowed.step
         kind = "whole number" if step else "number"
-        return f"Give a {kind} from {low} to {high}" + (f", in steps of {step}." if step and step > 1 else ".")
+        return f"Give a {kind} from {low} to {high}" + (
+            f", in steps of {step}." if step and step > 1 else "."
+        )
 
 
 def number(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Protocol
+from typing import Any, Final
 from uuid import UUID
 
 from blake3 import blake3
@@ -13,18 +12,19 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
 from django.db import transaction
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from jobs.errors import ApiError
 from jobs.forms import PortraitForm
 from jobs.models import Asset, Job, QueueFull
 from jobs.pictures import picture_response
-from jobs.portraits import PARAMS, submit_portrait
+from jobs.portraits import submit_portrait
 from jobs.serializers import shown
-from jobs.thumbnails import thumbnail_response
+from jobs.thumbnails import is_picture, thumbnail_response
 from jobs.wording import tell, word_of
 
 PAGE_SIZE: Final = 24
@@ -41,17 +41,151 @@ def own_job(request: UserRequest, pk: UUID) -> Job:
     return get_object_or_404(shown(Job.objects.visible_to(request.user)), pk=pk)
 
 
-@require_GET
+@require_safe
 @never_cache
 @login_required
-def job_list(request: UserRequest) -> HttpResponse:
+def job_list(request: UserRequest, before: UUID | None = None) -> HttpResponse:
     jobs = Job.objects.visible_to(request.user).order_by("-pk")
-    if before := _uuid(request.GET.get("before", "")):
+    if before is not None:
         jobs = jobs.filter(pk__lt=before)
-    # One more than shown: whether there are older ones. Counting them all is nobody's wish.
+    # One more than shown: whether there are older ones, without counting them.
     page = list(
         jobs.defer("graph", "error_detail").prefetch_related("outputs", "inputs")[: PAGE_SIZE + 1]
     )
-    cards = [{"job": job, "word": word_of(job), "picture": _cover(job)} for job in page[:PAGE_SIZE]]
-    older = page[PAGE_SIZE - 1].pk if len(page) > PAGE_SIZE else None
-    return render(request, "jobs/list.html", {"cards": cards, "older": older, "before": before})
+    context = {
+        "cards": [(job, word_of(job), cover_of(job)) for job in page[:PAGE_SIZE]],
+        "older_than": page[PAGE_SIZE - 1].pk if len(page) > PAGE_SIZE else None,
+        "is_first_page": before is None,
+    }
+    return render(request, "jobs/list.html", context)
+
+
+def cover_of(job: Job) -> Asset | None:
+    """Return the picture that stands for a job: its first one, or the photo it starts from."""
+    pictures = [*job.outputs.all(), *job.inputs.all()]
+    return next(filter(is_picture, pictures), None)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@login_required
+def job_new(request: UserRequest, like: UUID | None = None) -> HttpResponse:
+    # Not `never_cache`: the browser's back button is to bring the same form, with the same key.
+    if request.method != "POST":
+        return form_page(request, PortraitForm(initial=params_of(request, like)))
+    form = PortraitForm(request.POST, request.FILES)
+    if not form.is_valid():
+        return form_page(request, form, status=422)
+    try:
+        job_id = submit_once(request, form)
+    except QueueFull as exc:
+        form.add_error(None, str(exc))
+        response = form_page(request, form, status=429)
+        response["Retry-After"] = str(exc.retry_after)
+        return response
+    return redirect("job-detail", job_id)
+
+
+def params_of(request: UserRequest, pk: UUID | None) -> dict[str, Any]:
+    """Return what an earlier job was asked for, but for the seed: a new portrait is to differ."""
+    if pk is None:
+        return {}
+    return {name: value for name, value in own_job(request, pk).params.items() if name != "seed"}
+
+
+def form_page(request: UserRequest, form: PortraitForm, status: int = 200) -> HttpResponse:
+    return render(request, "jobs/new.html", {"form": form}, status=status)
+
+
+def submit_once(request: UserRequest, form: PortraitForm) -> str:
+    """Queue what the form asks for, unless this very form did it before. Return the job's id."""
+    asked = json.dumps([str(form.cleaned_data["key"]), form.params()])
+    fingerprint = blake3(asked.encode() + form.cleaned_data["photo"].content).hexdigest()
+    with transaction.atomic():
+        # The second request of a double click waits here for the end of the first.
+        session = Session.objects.select_for_update().get(pk=request.session.session_key)
+        sent: dict[str, str] = session.get_decoded().get("sent", {})
+        if fingerprint not in sent:
+            job = submit_portrait(request.user, form.cleaned_data["photo"], form.params())
+            sent[fingerprint] = str(job.pk)
+            request.session["sent"] = dict(list(sent.items())[-REMEMBERED_FORMS:])
+            request.session.save()
+            # The middleware would save it once more, without the lock.
+            request.session.modified = False
+    return sent[fingerprint]
+
+
+@require_safe
+@never_cache
+@login_required
+def job_detail(request: UserRequest, pk: UUID) -> HttpResponse:
+    job = own_job(request, pk)
+    context = {**what_changes(job), "photo": job.inputs.first(), "params": params_in_words(job)}
+    return render(request, "jobs/detail.html", context)
+
+
+@require_safe
+@never_cache
+@login_required
+def job_fragment(request: UserRequest, pk: UUID) -> HttpResponse:
+    """The part of the job's page that changes while it is under way."""
+    return render(request, "jobs/_status.html", what_changes(own_job(request, pk)))
+
+
+def what_changes(job: Job) -> dict[str, Any]:
+    outputs = job.outputs.all()
+    return {
+        "job": job,
+        "story": tell(job),
+        "pictures": [asset for asset in outputs if is_picture(asset)],
+        "files": [asset for asset in outputs if not is_picture(asset)],
+    }
+
+
+def params_in_words(job: Job) -> list[tuple[str, Any]]:
+    """Return what was asked for, but the prompt, under the form's labels."""
+    fields = PortraitForm.base_fields
+    return [
+        (fields[name].label, value)
+        for name, value in job.params.items()
+        if name in fields and name != "prompt" and value not in (None, "")
+    ]
+
+
+@require_safe
+@login_required
+def job_picture(request: UserRequest, pk: UUID, asset_id: UUID) -> HttpResponse:
+    """A picture of the job or the photo it was made from; `?size=small` for lists."""
+    visible = Job.objects.visible_to(request.user).filter(pk=pk)
+    asset = get_object_or_404(
+        Asset.objects.filter(Q(job__in=visible) | Q(used_by__in=visible)), pk=asset_id
+    )
+    return asset_response(request, asset)
+
+
+def asset_response(request: HttpRequest, asset: Asset) -> HttpResponse:
+    """Answer with the asset's bytes, whole or small. Call it only when the request may see them."""
+    if request.GET.get("size") == "small":
+        return thumbnail_response(request, asset)
+    try:
+        return picture_response(request, asset)
+    except ApiError as exc:  # the bytes are gone
+        raise Http404 from exc
+
+
+@require_POST
+@login_required
+def cancel_job(request: UserRequest, pk: UUID) -> HttpResponse:
+    Job.objects.cancel(own_job(request, pk).pk, by="owner")  # an ended job stays as it is
+    return redirect("job-detail", pk)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@never_cache
+@login_required
+def delete_job(request: UserRequest, pk: UUID) -> HttpResponse:
+    job = own_job(request, pk)
+    if request.method != "POST":
+        return render(request, "jobs/delete.html", {"job": job})
+    Job.objects.delete_for_owner(job.pk)
+    messages.success(request, "The portrait and its photo were deleted.")
+    return redirect("job-list")

@@ -16,6 +16,11 @@ from jobs.photos import BOMB, UNREADABLE
 LONGEST_SIDE: Final = 480  # pixels
 
 
+def is_picture(asset: Asset) -> bool:
+    """Whether browsers show it: a workflow can make other files too."""
+    return asset.content_type.startswith("image/") and "svg" not in asset.content_type
+
+
 def thumbnail_response(request: HttpRequest, asset: Asset) -> HttpResponse:
     """Answer with a small JPEG. Call it only when the request was found to be allowed to see the asset.
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404
 from rest_framework.parsers import MultiPartParser
 from rest_framework.permissions import IsAuthenticated
@@ -49,7 +49,7 @@ class PortraitsView(APIView):
     parser_classes = [FormParser]
 
     def post(self, request: Request) -> Response:
-        form = PortraitSerializer(data=request.data)
+        form = PortraitSerializer(data=request.data or QueryDict())  # no body is no form
         form.is_valid(raise_exception=True)
         params = form.validated_data
         photo = read_photo(

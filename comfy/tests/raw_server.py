@@ -13,10 +13,10 @@ Behaviour = Callable[[socket.socket], None]
 
 
 @contextmanager
-def raw_server(behave: Behaviour) -> Iterator[str]:
-    """Run `behave` on each connection after its whole request was read; yield the base URL."""
+def raw_server(behave: Behaviour, *, reads: bool = True) -> Iterator[str]:
+    """Run `behave` on each connection, after reading its whole request if `reads`; yield the base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=_serve, args=(listener, behave))
+    thread = threading.Thread(target=_serve, args=(listener, behave, reads))
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -26,12 +26,13 @@ def raw_server(behave: Behaviour) -> Iterator[str]:
         thread.join()
 
 
-def _serve(listener: socket.socket, behave: Behaviour) -> None:
+def _serve(listener: socket.socket, behave: Behaviour, reads: bool) -> None:
     with suppress(OSError):
         while True:
             connection, _ = listener.accept()
             with connection, suppress(OSError):
-                read_request(connection)
+                if reads:
+                    read_request(connection)
                 behave(connection)
 
 

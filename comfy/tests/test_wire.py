@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -20,8 +22,8 @@ def submit(client: ComfyClient, *, timeout: float | None = None) -> None:
 
 
 @contextmanager
-def client_of(behave: Behaviour, **timeouts: float) -> Iterator[ComfyClient]:
-    with raw_server(behave) as url, ComfyClient(url, **timeouts) as client:
+def client_of(behave: Behaviour, *, reads: bool = True, **timeouts: float) -> Iterator[ComfyClient]:
+    with raw_server(behave, reads=reads) as url, ComfyClient(url, **timeouts) as client:
         yield client
 
 
@@ -120,19 +122,17 @@ def test_nothing_is_sent_once_the_time_is_up(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_slow_upload_goes_through_though_it_takes_longer_than_any_single_wait() -> None:
-    sizes: list[int] = []
     pace = threading.Event()
 
     def read_slowly(connection: socket.socket) -> None:
         received = 0
-        while received < 4_000_000:
+        while received < 8_000_000:
             received += len(connection.recv(64 * 1024))
-            pace.wait(0.005)
-        sizes.append(received)
+            pace.wait(0.01)
         connection.sendall(OK + b'Content-Length: 17\r\n\r\n{"name": "a.png"}')
 
-    with client_of(read_slowly, reads=False, connect_timeout=0.2) as client:
-        name = client.upload_image(bytes(4_000_000), filename="a.png", content_type="image/png")
+    with client_of(read_slowly, reads=False, connect_timeout=0.1) as client:
+        name = client.upload_image(bytes(8_000_000), filename="a.png", content_type="image/png")
 
     assert name == "a.png"
 

@@ -15,7 +15,9 @@ from PIL import Image
 
 from comfy.graph import FaceRequest, portrait_graph
 from jobs.models import Asset, Backend, Job, Terms
+from jobs.status import JobStatus
 from jobs.wire import asset_reference
+from jobs.worker import Options, Worker
 
 T = TypeVar("T")
 TERMS = Terms(lease=timedelta(seconds=15), prompts_per_backend=2, max_lost_workers=3)
@@ -105,3 +107,18 @@ def fresh(job: Job | uuid.UUID) -> Job:
 
 def diary(job: Job) -> list[str]:
     return list(job.events.order_by("pk").values_list("kind", flat=True))
+
+
+def make_worker(url: str, **options: Any) -> Worker:
+    """A worker to step with `run_once`: it polls fast, and its threads do not run."""
+    return Worker([url], Options.from_settings(**{"poll": 0.05, "retry_base": 0.01} | options))
+
+
+def run_until_done(job: Job, worker: Worker, tries: int = 10) -> Job:
+    """Step the worker, with no pause between attempts, until the job has ended."""
+    for _ in range(tries):
+        Job.objects.filter(pk=job.pk, status=JobStatus.QUEUED).update(run_after=Now())
+        worker.run_once()
+        if (row := fresh(job)).is_final:
+            return row
+    raise AssertionError(f"after {tries} tries {row.status}: {row.error} {row.error_detail}")

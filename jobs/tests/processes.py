@@ -1,0 +1,74 @@
+"""Real worker processes on the test database."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.conf import settings
+from django.db import connection
+
+
+def database_url() -> str:
+    """Return the address of the test database for another process."""
+    config = connection.settings_dict
+    user = f"{config['USER']}:{config['PASSWORD']}"
+    if str(config["HOST"]).startswith("/"):
+        return f"postgres://{user}@/{config['HOST']}/{config['NAME']}"
+    return f"postgres://{user}@{config['HOST']}:{config['PORT']}/{config['NAME']}"
+
+
+def environment(**changed: Any) -> dict[str, str]:
+    """Return a production environment; a short poll keeps the tests fast."""
+    return {
+        "PATH": os.environ["PATH"],
+        "DATABASE_URL": database_url(),
+        "SECRET_KEY": "the tests'",
+        "ALLOWED_HOSTS": "localhost",
+        "GENFLOW_POLL_SECONDS": "0.1",
+        "PYTHONWARNINGS": "error",
+    } | {name: str(value) for name, value in changed.items()}
+
+
+class WorkerProcess:
+    """A `manage.py runworkers`, with its log."""
+
+    def __init__(self, url: str, *arguments: str, **changed: Any) -> None:
+        self.process = subprocess.Popen(  # noqa: S603 (our own interpreter)
+            [sys.executable, "manage.py", "runworkers", "--comfy-url", url, *arguments],
+            cwd=settings.BASE_DIR,
+            env=environment(**changed),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def send(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+    def wait(self, seconds: float = 30) -> int:
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        self.wait()
+
+    def log(self) -> str:
+        """Return what it logged; it must have ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+
+@contextmanager
+def worker_process(url: str, *arguments: str, **changed: Any) -> Iterator[WorkerProcess]:
+    worker = WorkerProcess(url, *arguments, **changed)
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        assert worker.process.stderr is not None
+        worker.process.stderr.close()
