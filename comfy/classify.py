@@ -70,7 +70,7 @@ RUN_RULES: Final = (
 
 
 def run_error(event: Any) -> ComfyError:
-    """The error that an `execution_error` message (FACTS: history and WebSocket alike) stands for."""
+    """The error that an `execution_error` message (the same in history and WebSocket) stands for."""
     fields = event if isinstance(event, dict) else {}
     message = _field(fields, "exception_message")
     exception_type = _field(fields, "exception_type") or "unknown error"

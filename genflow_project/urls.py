@@ -9,6 +9,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/", admin.site.urls),
     path("api/v2/", include("jobs.api_urls")),
     re_path("^api/", errors.not_found),
+    path("", include("jobs.page_urls")),
     path("healthz", health.live),
     path("readyz", health.ready),
 ]

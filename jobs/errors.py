@@ -29,7 +29,6 @@ CODES: Final = {
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
-    406: "not_acceptable",
     413: "request_too_large",
     415: "unsupported_media_type",
     422: "invalid_request",

@@ -79,7 +79,6 @@ class PortraitForm(forms.Form):
         widget=text_area(4, placeholder="A watercolour portrait in a sunlit garden, soft light"),
         error_messages={"required": "Say what the portrait should show."},
     )
-    count = number(graph.COUNT, FaceRequest.count, "Pictures", "How many to draw, 1 to 8.")
     width = number(graph.SIZE, FaceRequest.width, "Width", "Pixels, 64 to 2048 in steps of 8.")
     height = number(graph.SIZE, FaceRequest.height, "Height", "Pixels, 64 to 2048 in steps of 8.")
     likeness = number(
@@ -103,6 +102,7 @@ class PortraitForm(forms.Form):
         "Prompt strength",
         "How strictly the prompt is followed (CFG), 0 to 30.",
     )
+    count = number(graph.COUNT, FaceRequest.count, "Pictures", "How many to draw, 1 to 8.")
     seed = number(
         graph.SEED,
         None,
@@ -135,7 +135,7 @@ class PortraitForm(forms.Form):
         self.fields["key"].initial = uuid.uuid4
 
     def clean_photo(self) -> Photo:
-        file: UploadedFile = self.cleaned_data["photo"]
+        file: UploadedFile[Any] = self.cleaned_data["photo"]
         try:
             return read_photo(
                 file,

@@ -336,7 +336,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     def _give_up(self, job: Job) -> None:
         """End a locked job that has outlived too many workers."""
         if job.status == JobStatus.CANCELING:
-            self._end(job, JobStatus.CANCELED, JobEvent.Kind.CANCELED)
+            self.finish_cancel(job)
         else:
             self.fail(job, WORKER_LOST)
 
@@ -388,39 +388,25 @@ class JobQuerySet(models.QuerySet["Job"]):
     def succeed(self, job: Job, outputs: Sequence[Asset], result: dict[str, Any]) -> None:
         """Finish: output rows, the last checkpoint and `succeeded` together, or none of them."""
         with transaction.atomic():
-            self._end(
-                job, JobStatus.SUCCEEDED, JobEvent.Kind.SUCCEEDED, error=None, error_detail=""
-            )
+            self._end(job, JobStatus.SUCCEEDED, error=None, error_detail="")
             Asset.objects.bulk_create(outputs)
             self._save_checkpoint(job, Step.DOWNLOAD, result)
+            job.record(JobEvent.Kind.SUCCEEDED)
 
     def fail(self, job: Job, failure: Failure) -> None:
-        self._end(
-            job,
-            JobStatus.FAILED,
-            JobEvent.Kind.FAILED,
-            note=failure,
-            error=failure.as_json(),
-            error_detail=failure.detail,
-        )
+        with transaction.atomic():
+            self._end(job, JobStatus.FAILED, error=failure.as_json(), error_detail=failure.detail)
+            job.record(JobEvent.Kind.FAILED, code=failure.code)
 
     def finish_cancel(self, job: Job, **note: Any) -> None:
-        """Write `canceled`; a deleted job is gone then."""
-        self._end(job, JobStatus.CANCELED, JobEvent.Kind.CANCELED, note=note)
+        """Write `canceled`; a deleted job is gone then. note: what the diary should say beside it."""
+        with transaction.atomic():
+            self._end(job, JobStatus.CANCELED)
+            job.record(JobEvent.Kind.CANCELED, **note)
         self.filter(pk=job.pk).purge_deleted()
 
-    def _end(
-        self,
-        job: Job,
-        to: JobStatus,
-        kind: JobEvent.Kind,
-        note: Failure | Mapping[str, Any] | None = None,
-        **values: Any,
-    ) -> None:
-        facts = {"code": note.code} if isinstance(note, Failure) else dict(note or {})
-        with transaction.atomic():
-            self._write(job, to, step="", lease_expires_at=None, completed_at=Now(), **values)
-            job.record(kind, **facts)
+    def _end(self, job: Job, to: JobStatus, **values: Any) -> None:
+        self._write(job, to, step="", lease_expires_at=None, completed_at=Now(), **values)
 
     def retry(self, job: Job, failure: Failure, delay: timedelta, *, redraw: bool) -> None:
         """Send a job back for another attempt, after `delay`.

@@ -141,13 +141,12 @@ def what_changes(job: Job) -> dict[str, Any]:
     }
 
 
-def params_in_words(job: Job) -> list[tuple[str, Any]]:
+def params_in_words(job: Job) -> list[tuple[Any, Any]]:
     """Return what was asked for, but the prompt, under the form's labels."""
-    fields = PortraitForm.base_fields
     return [
-        (fields[name].label, value)
-        for name, value in job.params.items()
-        if name in fields and name != "prompt" and value not in (None, "")
+        (field.label, job.params[name])
+        for name, field in PortraitForm.base_fields.items()
+        if name != "prompt" and job.params.get(name) not in (None, "")
     ]
 
 

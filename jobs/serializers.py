@@ -208,11 +208,15 @@ def shown(jobs: QuerySet[Job]) -> QuerySet[Job]:
         | Q(priority=OuterRef("priority"), turn=OuterRef("turn"), pk__lt=OuterRef("pk"))
     )
     count = ahead.values("status").annotate(n=Count("pk")).values("n")
-    return jobs.annotate(
-        queue_position=Case(
-            When(status=JobStatus.QUEUED, then=Coalesce(Subquery(count), 0) + 1), default=None
+    return (
+        jobs.defer("graph", "error_detail")
+        .annotate(
+            queue_position=Case(
+                When(status=JobStatus.QUEUED, then=Coalesce(Subquery(count), 0) + 1), default=None
+            )
         )
-    ).prefetch_related("outputs")
+        .prefetch_related("outputs")
+    )
 
 
 def job_json(job: Job, request: HttpRequest) -> dict[str, Any]:

@@ -52,13 +52,14 @@ class PortraitsView(APIView):
         form = PortraitSerializer(data=request.data or QueryDict())  # no body is no form
         form.is_valid(raise_exception=True)
         params = form.validated_data
+        metadata = params.pop("metadata", None)
         photo = read_photo(
             params.pop("photo"),
             max_bytes=settings.GENFLOW_PHOTO_MAX_BYTES,
             max_pixels=settings.GENFLOW_PHOTO_MAX_PIXELS,
         )
         assert isinstance(request.user, User)
-        job = submit_portrait(request.user, photo, params, params.pop("metadata", None))
+        job = submit_portrait(request.user, photo, params, metadata)
         answer = job_json(own_job(request, job.pk), request)
         return Response(answer, status=201, headers={"Location": answer["urls"]["self"]})
 
@@ -67,9 +68,10 @@ class JobsView(APIView):
     def get(self, request: Request) -> Response:
         query = JobListSerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
-        limit = query.validated_data["limit"]
-        # One more than asked for: whether there is a next page.
-        jobs = list(shown(self.find(request, **query.validated_data))[: limit + 1])
+        asked = query.validated_data
+        limit = asked.pop("limit")
+        # One more than asked for tells whether there is a next page.
+        jobs = list(shown(self.find(request, **asked))[: limit + 1])
         page: dict[str, Any] = {"jobs": [list_item_json(job, request) for job in jobs[:limit]]}
         if len(jobs) > limit:
             page["next_cursor"] = cursor_after(jobs[limit - 1])
@@ -79,7 +81,6 @@ class JobsView(APIView):
     def find(
         request: Request,
         *,
-        limit: int,
         metadata: Mapping[str, str],
         status: str | None = None,
         cursor: UUID | None = None,

@@ -21,10 +21,10 @@ WORDS: Final = {
     JobStatus.EXPIRED: "Expired",
 }
 STEP_WORDS: Final = {
-    Step.UPLOAD: "Photo sent",
-    Step.SUBMIT: "Handed over",
-    Step.WAIT: "Drawn",
-    Step.DOWNLOAD: "Fetched",
+    Step.UPLOAD: "Send",
+    Step.SUBMIT: "Hand over",
+    Step.WAIT: "Draw",
+    Step.DOWNLOAD: "Fetch",
 }
 NOW: Final = {
     Step.UPLOAD: ("Sending your photo", "It is on its way to the server that draws."),
@@ -53,6 +53,12 @@ class Story:
     percent: int | None = None
     detail: str = ""
     retry_at: datetime | None = None
+
+    @property
+    def announcement(self) -> str:
+        """What a screen reader says when it changes; not each percent."""
+        quarter = f" {self.percent // 25 * 25} %" if self.percent else ""
+        return f"{self.title}. {self.sentence}{quarter}"
 
 
 def tell(job: Job) -> Story:
@@ -99,13 +105,12 @@ def _second_try(job: Job) -> Story:
 
 
 def _place_in_queue(job: Job) -> str:
-    match job.queue_position:
-        case 1:
-            return "Your portrait is next."
-        case 2:
-            return "One portrait is ahead of yours."
-        case place:
-            return f"{place - 1} portraits are ahead of yours."
+    ahead = getattr(job, "queue_position", 1) - 1
+    if ahead == 0:
+        return "Your portrait is next."
+    return (
+        f"{ahead} portraits are ahead of yours." if ahead > 1 else "One portrait is ahead of yours."
+    )
 
 
 def _under_way(job: Job) -> Story:

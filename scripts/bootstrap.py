@@ -72,8 +72,11 @@ def install(requirements: str) -> None:
         UNFINISHED.touch()
         for old in VENV.glob("genflow-requirements*"):
             old.unlink()
-        pip = [PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
-        subprocess.run([*pip, "-r", ROOT / requirements], check=True, stdout=sys.stderr)
+        quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+        pip = [str(PYTHON), "-m", "pip", "install", *quiet, "-r", str(ROOT / requirements)]
+        subprocess.run(pip, check=True, stdout=sys.stderr)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (OSError, subprocess.CalledProcessError) as exc:
         say(f"genflow: could not install into {VENV}: {exc}")
         sys.exit(1)

@@ -249,6 +249,15 @@ def test_a_prompt_in_no_queue_is_looked_up_in_the_history(server: Any, client: C
     assert sighting.run.outputs == {"9": [PICTURE]}
 
 
+def test_a_sighting_shows_the_graph_that_the_server_holds(server: Any, client: ComfyClient) -> None:
+    move_to(server, [], [[1, "mine", {"9": {}}, {}, ["9"]]])
+    replay(server, "v0.3.64/history-success")
+    finished = prompt_id_of("v0.3.64/history-success")
+
+    assert client.look_up("mine").graph == {"9": {}}
+    assert (client.look_up(finished).graph or {})["9"]["class_type"] == "SaveImage"
+
+
 def test_a_prompt_without_a_trace_is_unknown(server: Any, client: ComfyClient) -> None:
     replay(server, "queue-empty")
     server.get(f"{BASE_URL}/history/{OTHER_ID}", json=body_of("history-unknown"))
@@ -286,9 +295,10 @@ def test_a_queue_of_the_wrong_shape_is_a_bad_answer(
         ("v0.3.64/history-error-oom", OutOfMemory),
         ("v0.3.64/history-error-noface", NoFace),
         ("history-error-runtime-error", RunFailed),
+        ("history-partial-outputs", type(None)),
     ],
 )
-def test_a_failed_run_carries_what_its_history_means(name: str, error: type[ComfyError]) -> None:
+def test_a_run_carries_what_its_history_means(name: str, error: type[object]) -> None:
     prompt_id = prompt_id_of(name)
 
     run = parse_run(prompt_id, body_of(name)[prompt_id])

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.db import OperationalError, connection
+from django.db.migrations.recorder import MigrationRecorder
+from django.test import Client
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The database cannot be reached."""
+
+    def refuse() -> None:
+        raise OperationalError("connection to db.internal refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "cursor", refuse)
+        yield
+
+
+def test_the_process_lives_whatever_the_database_does() -> None:
+    response = Client().get("/healthz")  # no test database: a query would fail
+
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.django_db
+def test_a_migrated_database_is_ready() -> None:
+    response = Client().get("/readyz")
+
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.django_db
+def test_a_missing_migration_is_named() -> None:
+    MigrationRecorder(connection).record_unapplied("jobs", "0002_job_table_storage")
+
+    response = Client().get("/readyz")
+
+    assert response.status_code == 503
+    assert "jobs.0002_job_table_storage" in response.json()["reason"]
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("away")
+def test_without_a_database_it_is_not_ready_and_does_not_say_where_it_looked() -> None:
+    response = Client().get("/readyz")
+
+    assert response.status_code == 503
+    assert response.json() == {"status": "unready", "reason": "The database cannot be reached."}

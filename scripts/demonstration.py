@@ -1,0 +1,325 @@
+# ruff: noqa: S603, T201 (every command is our own; this is a command's output)
+"""The demo itself, inside `.venv`: what it starts, what it sends, and how all of it ends together."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import requests
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+VAR: Final = ROOT / "var"
+LOGS: Final = VAR / "log"
+USERNAME: Final = "demo"
+START_SECONDS: Final = 60
+# More than GENFLOW_SHUTDOWN_SECONDS by default, in which a worker gives its jobs back.
+STOP_SECONDS: Final = 25
+PR_SET_PDEATHSIG: Final = 1
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+T = TypeVar("T")
+
+
+class Failed(Exception):
+    """The demo cannot go on; the message is for whoever runs it."""
+
+    def __init__(self, message: str, *, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def run(*, photo: Path, prompt: str, out: Path | None, exit: bool, port: int) -> int:
+    """Show the demo and return its exit status; Ctrl-C and its like raise SystemExit."""
+    for signum in ENDING:
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # nohup
+            signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
+    children = Children()
+    try:
+        url = f"http://127.0.0.1:{free_port(port)}"
+        password, token = prepare_database()
+        start_servers(children, url)
+        job = draw(children, Api(url, token), photo, prompt, out or VAR / "portrait.png")
+        print(f"page: {url}/jobs/{job}/\nlogin: {USERNAME} / {password}", flush=True)
+        if not exit:
+            say("genflow: press Ctrl-C to end")
+            children.wait_for(lambda: False, "")
+    except Failed as exc:
+        say(f"genflow: {exc}")
+        return exc.status
+    finally:
+        children.stop()
+    return 0
+
+
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+# --- What runs ---
+
+
+class Children:
+    """Processes that end when we end. Each writes a log of its own."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        LOGS.mkdir(parents=True, exist_ok=True)
+
+    def start(self, name: str, *arguments: str) -> None:
+        # In sessions of their own: Ctrl-C in the terminal comes to us, and we end them in good order.
+        with log_of(name).open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+
+    def wait_for(
+        self, condition: Callable[[], T | None], what: str, seconds: float | None = None
+    ) -> T:
+        """Return the condition's first true answer. Raises Failed if a process ends, or after so long."""
+        deadline = time.monotonic() + (seconds or float("inf"))
+        while not (answer := condition()):
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    raise Failed(f"{name} ended by itself; {log_of(name)} says why")
+            if time.monotonic() > deadline:
+                raise Failed(f"{what} did not happen within {seconds:.0f} s; see {LOGS}")
+            time.sleep(0.1)
+        return answer
+
+    def stop(self) -> None:
+        """End all: politely, and by force after a second signal or too long a time."""
+        for signum in ENDING:
+            signal.signal(signum, lambda signum, frame: self.kill())
+        for process in self.processes.values():
+            process.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self.processes.values():
+            try:
+                process.wait(max(0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+
+
+def log_of(name: str) -> Path:
+    return LOGS / f"{name}.log"
+
+
+LIBC: Final = ctypes.CDLL(None)
+PARENT: Final = os.getpid()
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when the demo dies, even by SIGKILL.
+
+    Linux alone can do that; elsewhere a demo that is killed by SIGKILL leaves its processes behind.
+    """
+    if sys.platform == "linux":
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != PARENT:  # it died before we asked
+            os._exit(1)
+
+
+def free_port(port: int) -> int:
+    """Return the port, or any free one for 0. Raises Failed if it is taken."""
+    with socket.socket() as listener:
+        # As the web server will do it: a port on which connections are still closing is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as exc:
+            raise Failed(
+                f"port {port} cannot be had ({exc.strerror}): choose another with --port, or --port 0 for any free one",
+                status=2,
+            ) from exc
+        return int(listener.getsockname()[1])
+
+
+def prepare_database() -> tuple[str, str]:
+    """Bring the database up to date; return a password and an API token of the demo's user.
+
+    From here on this process is a user of the embedded Postgres, if that is used: it stops after us.
+    """
+    sys.path.insert(0, str(ROOT))
+    os.environ |= {"DEBUG": "1", "ALLOWED_HOSTS": "127.0.0.1,localhost"}
+    os.environ["DJANGO_SETTINGS_MODULE"] = "genflow_project.settings"
+    import django
+    from django.core.exceptions import ImproperlyConfigured
+    from django.core.management import CommandError, call_command
+    from django.db import Error, connection
+
+    say("genflow: preparing the database")
+    token = io.StringIO()
+    password = secrets.token_urlsafe(9)
+    try:
+        django.setup()
+        call_command("migrate", verbosity=0)
+        call_command("api_token", USERNAME, "--create-user", stdout=token)
+        set_password(password)
+        connection.close()
+    except (ImproperlyConfigured, CommandError, Error) as exc:
+        raise Failed(str(exc).strip()) from exc
+    return password, token.getvalue().strip()
+
+
+def set_password(password: str) -> None:
+    from django.contrib.auth.models import User
+
+    user = User.objects.get(username=USERNAME)
+    user.set_password(password)
+    user.save(update_fields=["password"])
+
+
+def start_servers(children: Children, url: str) -> None:
+    # Settings have been read, and with them .env.
+    if not os.environ.get("COMFY_URL"):
+        children.start("fake_comfy", "-m", "fake_comfy", "--port", "0", "--seconds", "4")
+        os.environ["COMFY_URL"] = children.wait_for(
+            fake_url, "a start of fake_comfy", START_SECONDS
+        )
+    port = url.rpartition(":")[2]
+    listen = ["--host", "127.0.0.1", "--port", port, "--timeout-graceful-shutdown", "3"]
+    children.start("web", "-m", "uvicorn", "genflow_project.asgi:application", *listen)
+    children.start("worker", "manage.py", "runworkers")
+    say(f"genflow: starting on {url}, with ComfyUI on {os.environ['COMFY_URL']}")
+    children.wait_for(lambda: is_up(url), "a start of the web server", START_SECONDS)
+
+
+def fake_url() -> str | None:
+    line, newline, _ = log_of("fake_comfy").read_text().partition("\n")
+    return line.removeprefix("fake_comfy ") if newline else None
+
+
+def is_up(url: str) -> bool:
+    try:
+        return local().get(f"{url}/readyz", timeout=5).ok
+    except requests.ConnectionError:
+        return False
+
+
+# --- What a client does ---
+
+
+def local() -> requests.Session:
+    session = requests.Session()
+    session.trust_env = False  # no proxy on the way to this machine
+    return session
+
+
+class Api:
+    """The few calls that a portrait takes."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = f"{url}/api/v2"
+        self.session = local()
+        self.session.headers["Authorization"] = f"Bearer {token}"
+
+    def submit(self, photo: Path, prompt: str) -> str:
+        """Return the id of a new job. Raises Failed with the server's own words."""
+        with photo.open("rb") as file:
+            files = {"photo": (photo.name, file)}
+            answer = self._request("POST", "/portraits", data={"prompt": prompt}, files=files)
+        return str(answer.json()["id"])
+
+    def job(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._request("GET", f"/jobs/{job}").json()
+        return found
+
+    def image(self, job: str) -> bytes:
+        return self._request("GET", f"/jobs/{job}/image").content
+
+    def _request(self, method: str, path: str, **request: Any) -> requests.Response:
+        try:
+            answer = self.session.request(method, self.url + path, timeout=60, **request)
+        except requests.RequestException as exc:
+            raise Failed(f"the web server does not answer ({exc}); see {log_of('web')}") from exc
+        if not answer.ok:
+            raise Failed(refusal(answer))
+        return answer
+
+
+def refusal(answer: requests.Response) -> str:
+    """Return what the API's error says, with what is wrong in each field."""
+    try:
+        error = answer.json()["error"]
+    except (ValueError, KeyError):
+        return f"the web server answered {answer.status_code}; see {log_of('web')}"
+    details = error.get("details") or {}
+    fields = [f"{name}: {' '.join(sentences)}" for name, sentences in details.items()]
+    return " ".join([error["message"], *fields])
+
+
+def draw(children: Children, api: Api, photo: Path, prompt: str, out: Path) -> str:
+    """Have a portrait drawn and save it; return the job's id."""
+    job = api.submit(photo, prompt)
+    bar = Bar()
+
+    def ended() -> dict[str, Any] | None:
+        found = api.job(job)
+        bar.show(found)
+        return found if found["status"] in ("succeeded", "failed", "canceled", "expired") else None
+
+    found = children.wait_for(ended, "the picture")
+    bar.end()
+    if found["status"] != "succeeded":
+        error = found["error"] or {"message": found["status"], "code": "none"}
+        raise Failed(f"job {job} failed: {error['message']} ({error['code']})")
+    try:
+        out.write_bytes(api.image(job))
+    except OSError as exc:
+        raise Failed(f"cannot write {out}: {exc.strerror}") from exc
+    print(f"job: {job}\nportrait: {out}", flush=True)
+    return job
+
+
+class Bar:
+    """How far the job is, on stderr: one line that changes, or on no terminal a line now and then."""
+
+    def __init__(self) -> None:
+        self.shown: tuple[str, int] | None = None
+
+    def show(self, job: dict[str, Any]) -> None:
+        progress = job["progress"] or {}
+        fraction = 1.0 if job["status"] == "succeeded" else progress.get("value", 0.0)
+        step = step_of(job, progress)
+        if sys.stderr.isatty():
+            bar = "#" * round(30 * fraction)
+            print(
+                f"\r\x1b[K[{bar:30}] {fraction:4.0%}  {step}", end="", file=sys.stderr, flush=True
+            )
+        elif self.shown != (step, int(4 * fraction)):
+            self.shown = (step, int(4 * fraction))
+            say(f"genflow: {fraction:.0%} {step}")
+
+    def end(self) -> None:
+        if sys.stderr.isatty():
+            say("")
+
+
+def step_of(job: dict[str, Any], progress: dict[str, Any]) -> str:
+    """Return what happens to a job now, in a few words."""
+    if job["retry"]:
+        return f"trying again: {job['retry']['message']}"
+    if job["status"] == "running" and progress.get("current_node_class"):
+        return str(progress["current_node_class"])
+    return str(job["status"])
