@@ -107,7 +107,8 @@ class PromptRun:
         _, self.prompt_id, self.graph, extra_data, self._wanted = item
         self.files, self.faults = engine.files, engine.faults
         self.client_id: str | None = extra_data.get("client_id")
-        self.png_chunks = {"prompt": self.graph, **(extra_data.get("extra_pnginfo") or {})}
+        self._extra_pnginfo: Json | None = extra_data.get("extra_pnginfo")
+        self.png_chunks = {"prompt": self.graph, **(self._extra_pnginfo or {})}
         self._previews = extra_data.get("preview_method") not in (None, "none", "default")
         self._results: dict[str, Result] = {}
         self._executed: list[str] = []
@@ -192,15 +193,23 @@ class PromptRun:
         self._tell_client("executing", {"node": node_id, "display_node": node_id})
         self._engine.current = (self.client_id, node_id) if self.client_id else None
         if self._engine.broken:
-            raise errors.BROKEN_CONTEXT
-        cls = self._class_of(node_id)
-        result = await cls.work(self, **self._inputs(node_id, cls))
+            raise errors.NodeFailed(*errors.BROKEN_CONTEXT)
+        result = await self._work(node_id)
         if result.ui is not None:
             self._show_outputs(node_id, result.ui)
         self._finish_state(node_id)
         self._results[node_id] = result
         self._executed.append(node_id)
         return result
+
+    async def _work(self, node_id: str) -> Result:
+        cls = self._class_of(node_id)
+        try:
+            return await cls.work(self, **self._inputs(node_id, cls))
+        except errors.RunEnded:
+            raise
+        except Exception as exc:  # whatever a node raises ends its run, never the worker
+            raise errors.NodeFailed(type(exc).__name__, str(exc)) from exc
 
     def _inputs(self, node_id: str, cls: NodeClass) -> Json:
         given = self.graph[node_id]["inputs"]
@@ -228,7 +237,7 @@ class PromptRun:
         for fault, error in HALF_WAY.items():
             if self.faults.take(fault):
                 self._engine.broken |= fault == "cuda_broken"
-                raise error
+                raise errors.NodeFailed(*error)
 
     async def _show_progress(self, value: int, steps: int, sitting: pictures.Sitting) -> None:
         self._set_state(self._node, value=value, max=steps, state="running")
@@ -276,7 +285,10 @@ class PromptRun:
         return {"node_id": self._node, "node_type": node_type, "executed": self._executed}
 
     def _failure(self, failed: errors.NodeFailed) -> Json:
-        inputs = self._inputs(self._node, self._class_of(self._node))
+        cls = self._class_of(self._node)
+        inputs = self._inputs(self._node, cls)
+        if cls.hidden:
+            inputs |= {"prompt": self.graph, "extra_pnginfo": self._extra_pnginfo}
         return {
             **self._where(),
             "exception_message": failed.message,
@@ -337,4 +349,4 @@ def _names(node_id: str, prompt_id: str) -> Json:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool) else str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)

@@ -66,9 +66,9 @@ class Fault:
         return cls(name, None if times == "null" else int(times or 1))
 
     def fits(self, method: str, route: str) -> bool:
-        """Whether a request is one that `path` means; a path means all below it, too."""
+        """Whether a request is one that `path` means; a path means all below it, too. /ws must be named."""
         if self.path is None:
-            return True
+            return route != "/ws"
         *methods, path = self.path.split()
         below = route == path or route.startswith(path.rstrip("/") + "/")
         return below and (not methods or method in methods)
@@ -100,7 +100,7 @@ class Faults:
         return self._strike(fault for fault in self._active if fault.name == name)
 
     def take_for(self, name: str, method: str, route: str) -> Fault | None:
-        """Like `take`, if the fault fits the request."""
+        """Like `take`, but only a fault that fits the request."""
         named = (fault for fault in self._active if fault.name == name)
         return self._strike(fault for fault in named if fault.fits(method, route))
 

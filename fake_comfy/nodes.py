@@ -54,11 +54,15 @@ class NodeClass:
 
     def definition(self) -> Json:
         """As in /object_info."""
-        groups = {"required": self.required, "optional": self.optional, "hidden": self.hidden}
+        groups: Json = {
+            "required": self.required,
+            "optional": self.optional,
+            "hidden": self.hidden,
+        }
         inputs = {name: group for name, group in groups.items() if group or name == "required"}
         return {
             "input": inputs,
-            "input_order": {name: list(group) for name, group in inputs.items()},
+            "input_order": {name: [*group] for name, group in inputs.items()},
             "is_input_list": False,
             "output": [kind for kind, _ in self.outputs],
             "output_is_list": [False] * len(self.outputs),
@@ -115,20 +119,18 @@ async def load_image(run: Run, *, image: str) -> Result:
     except UnidentifiedImageError as exc:
         message = f"cannot identify image file {shown}"
         raise errors.NodeFailed("PIL.UnidentifiedImageError", message) from exc
-    except (OSError, SyntaxError, ValueError) as exc:
-        raise errors.NodeFailed(type(exc).__name__, str(exc)) from exc
     return Result((photo, "<mask>"))
 
 
 async def load_ip_adapter(run: Run, *, model: Model, **_: Any) -> Result:
     if run.faults.take("model_not_found_at_run"):
-        raise errors.NO_IPADAPTER
+        raise errors.NodeFailed(*errors.NO_IP_ADAPTER)
     return Result((model, "<ipadapter>"))
 
 
 async def apply_face_id(run: Run, *, image: Image.Image, **_: Any) -> Result:
     if run.faults.take("no_face") or not pictures.has_face(image):
-        raise errors.NO_FACE
+        raise errors.NodeFailed(*errors.NO_FACE)
     return Result((Model(image), image))
 
 
@@ -202,6 +204,10 @@ def _size(default: int = 512) -> Input:
     return _number("INT", default, 16, 16384, step=8)
 
 
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
 STRENGTH: Final = _number("FLOAT", 1.0, -100.0, 100.0, step=0.01)
 SHARE: Final = {"min": 0.0, "max": 1.0, "step": 0.001}
 PRESETS: Final = [
@@ -228,10 +234,10 @@ WEIGHT_TYPES: Final = [
     "style transfer precise",
     "composition precise",
 ]
-SCHEDULERS: Final = (
+SCHEDULERS: Final = _words(
     "simple sgm_uniform karras exponential ddim_uniform beta normal linear_quadratic kl_optimal"
-).split()
-SAMPLERS: Final = (
+)
+SAMPLERS: Final = _words(
     "euler euler_cfg_pp euler_ancestral euler_ancestral_cfg_pp heun heunpp2 exp_heun_2_x0 "
     "exp_heun_2_x0_sde dpm_2 dpm_2_ancestral lms dpm_fast dpm_adaptive dpmpp_2s_ancestral "
     "dpmpp_2s_ancestral_cfg_pp dpmpp_sde dpmpp_sde_gpu dpmpp_2m dpmpp_2m_cfg_pp dpmpp_2m_sde "
@@ -239,7 +245,7 @@ SAMPLERS: Final = (
     "ipndm ipndm_v deis res_multistep res_multistep_cfg_pp res_multistep_ancestral "
     "res_multistep_ancestral_cfg_pp gradient_estimation gradient_estimation_cfg_pp er_sde seeds_2 "
     "seeds_3 sa_solver sa_solver_pece ddim uni_pc uni_pc_bh2"
-).split()
+)
 IP_ADAPTER: Final = "custom_nodes.ComfyUI_IPAdapter_plus"
 
 CLASSES: Final = (
@@ -299,7 +305,10 @@ CLASSES: Final = (
         "model/conditioning",
         (("CONDITIONING", "CONDITIONING"),),
         encode_text,
-        required={"text": ["STRING", {"multiline": True, "dynamicPrompts": True}], "clip": ["CLIP"]},
+        required={
+            "text": ["STRING", {"multiline": True, "dynamicPrompts": True}],
+            "clip": ["CLIP"],
+        },
     ),
     NodeClass(
         "EmptyLatentImage",

@@ -110,9 +110,7 @@ def _base(photo: Image.Image | None, seed: int, size: tuple[int, int]) -> Image.
     return colours.resize(size, Image.Resampling.BICUBIC)
 
 
-def _grade(
-    image: Image.Image, shadows: Colour, lights: Colour, *, strength: float
-) -> Image.Image:
+def _grade(image: Image.Image, shadows: Colour, lights: Colour, *, strength: float) -> Image.Image:
     toned = ImageOps.colorize(image.convert("L"), shadows, lights)
     return Image.blend(image, toned, strength)
 

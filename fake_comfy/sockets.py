@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,17 +35,18 @@ class Socket:
         if self.request.transport is not None:
             self.request.transport.abort()
 
+    async def send_event(self, event: str, about: Json) -> None:
+        await self.send(_event(event, about))
+
     async def send(self, message: str | bytes) -> None:
         if self.silent or self.socket.closed:
             return
-        try:
-            await (
-                self.socket.send_str(message)
-                if isinstance(message, str)
-                else self.socket.send_bytes(message)
-            )
-        except ConnectionError:
-            pass  # it went away; its handler is about to notice
+        # It may have gone away; its handler is about to notice.
+        with suppress(ConnectionError):
+            if isinstance(message, str):
+                await self.socket.send_str(message)
+            else:
+                await self.socket.send_bytes(message)
 
 
 class Sockets:
@@ -61,12 +63,13 @@ class Sockets:
         self._all.add(socket)
 
     def remove(self, client_id: str, socket: Socket) -> None:
-        self._open.pop(client_id, None)
-        self._all.discard(socket)
+        if socket in self._all:  # not one that a restart has cut
+            self._open.pop(client_id, None)
+            self._all.discard(socket)
 
     def send(self, event: str, about: Json, client_id: str | None = None) -> None:
         """Queue an event for one client (None: for all)."""
-        self._events.put_nowait((json.dumps({"type": event, "data": about}), client_id))
+        self._events.put_nowait((_event(event, about), client_id))
 
     def send_preview(self, image: bytes, client_id: str | None, metadata: Json) -> None:
         """Queue a JPEG preview, in the form that the client understands."""
@@ -92,8 +95,15 @@ class Sockets:
             socket.silent = True
         return bool(self._all)
 
-    def cut(self) -> bool:
-        """Cut all connections. Return False if there is none."""
+    def cut(self) -> None:
+        """Cut all connections, and forget what they have not heard yet."""
         for socket in self._all:
             socket.cut()
-        return bool(self._all)
+        self._open.clear()
+        self._all.clear()
+        while not self._events.empty():
+            self._events.get_nowait()
+
+
+def _event(event: str, about: Json) -> str:
+    return json.dumps({"type": event, "data": about})

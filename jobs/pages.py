@@ -143,10 +143,11 @@ def what_changes(job: Job) -> dict[str, Any]:
 
 def params_in_words(job: Job) -> list[tuple[Any, Any]]:
     """Return what was asked for, but the prompt, under the form's labels."""
+    left_out = {"prompt"} if job.params.get("lora") else {"prompt", "lora_strength"}
     return [
         (field.label, job.params[name])
         for name, field in PortraitForm.base_fields.items()
-        if name != "prompt" and job.params.get(name) not in (None, "")
+        if name not in left_out and job.params.get(name) not in (None, "")
     ]
 
 

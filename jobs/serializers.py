@@ -159,6 +159,11 @@ class PortraitSerializer(StrictSerializer):
     priority = NumberField(PRIORITY)
     metadata = MetadataField(required=False)
 
+    def validate_priority(self, value: int) -> int:
+        if value > 0 and not self.context["request"].user.is_staff:
+            raise serializers.ValidationError("Above 0 is for staff accounts: it passes everybody.")
+        return value
+
 
 class JobListSerializer(StrictSerializer):
     """The query of a list: status, limit, cursor, and any metadata[key]=value."""

@@ -49,7 +49,9 @@ class PortraitsView(APIView):
     parser_classes = [FormParser]
 
     def post(self, request: Request) -> Response:
-        form = PortraitSerializer(data=request.data or QueryDict())  # no body is no form
+        form = PortraitSerializer(  # no body is no form
+            data=request.data or QueryDict(), context={"request": request}
+        )
         form.is_valid(raise_exception=True)
         params = form.validated_data
         metadata = params.pop("metadata", None)

@@ -207,7 +207,8 @@ def start_servers(children: Children, url: str) -> None:
 
 def fake_url() -> str | None:
     line, newline, _ = log_of("fake_comfy").read_text().partition("\n")
-    return line.removeprefix("fake_comfy ") if newline else None
+    name, _, url = line.partition(" ")
+    return url if newline and name == "fake_comfy" else None
 
 
 def is_up(url: str) -> bool:

@@ -64,6 +64,8 @@ def var() -> Iterator[Path]:
     yield folder / "var"
     for data in folder.rglob("postgres/data"):
         wait_until(partial(stop_if_unused, data.parents[1]))
+        if (link := Server.of(data.parents[1]).socket_folder()).is_symlink():
+            link.unlink()
         if data.is_symlink():
             shutil.rmtree(data.resolve().parent)
     shutil.rmtree(folder)
@@ -193,6 +195,19 @@ def test_a_database_goes_with_the_folder_it_was_made_for(var: Path) -> None:
 
     with using(var):
         assert ask(var, "SELECT count(*) FROM pg_tables WHERE tablename = 'kept'") == 0
+
+
+def test_a_copied_checkout_has_a_database_of_its_own(var: Path) -> None:
+    copy = var.parent / "copy" / "var"
+    with using(var):
+        ask(var, "CREATE TABLE kept AS SELECT 42 AS answer")
+        # As a copy of a folder in use: with the pid file and all.
+        shutil.copytree(var, copy, symlinks=True, ignore=shutil.ignore_patterns(".s.*"))
+
+        with using(copy):
+            assert postmaster(copy) != postmaster(var)
+
+        assert ask(var, "SELECT answer FROM kept") == 42
 
 
 def test_a_checkout_in_deep_folders_has_a_server_too(var: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from django.contrib.auth.models import User
+from django.db import connection
 from django.db.models.functions import Now
 from PIL import Image
 
@@ -33,8 +35,26 @@ def wait_until(condition: Callable[[], T], seconds: float = 20) -> T:
     return answer
 
 
+def start(target: Callable[[], object]) -> threading.Thread:
+    """Run it on a thread that closes its database connection."""
+
+    def run() -> None:
+        try:
+            target()
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
 def make_user(name: str = "ann") -> User:
     return User.objects.get_or_create(username=name)[0]
+
+
+def make_staff(name: str = "boss") -> User:
+    return User.objects.get_or_create(username=name, is_staff=True, is_superuser=True)[0]
 
 
 def make_backend(url: str = "http://comfy.test:8188") -> Backend:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from io import BytesIO
 from typing import Any
 
 from django.contrib.auth.models import Permission, User
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db.models.functions import Now
 from PIL import Image
 
 from jobs.models import Asset, Failure, Job
 from jobs.status import JobStatus, Step
-from jobs.tests.helpers import LEASE, claim_new_job, fresh, photo_bytes, queue_job
+from jobs.tests.helpers import LEASE, TERMS, claim, fresh, photo_bytes, queue_job
 
 OUT_OF_MEMORY = Failure(
     "out_of_memory",
@@ -35,8 +35,16 @@ def waiting_job(owner: User, **values: Any) -> Job:
     return queue_job(owner, **values)
 
 
+def claimed_job(owner: User) -> Job:
+    job = queue_job(owner, priority=1)  # ahead of those that only wait
+    held = claim(terms=replace(TERMS, prompts_per_backend=100))
+    assert held is not None
+    assert held.pk == job.pk
+    return held
+
+
 def running_job(owner: User, at: Step = Step.WAIT, **progress: Any) -> Job:
-    job = claim_new_job(owner=owner)
+    job = claimed_job(owner)
     for done in Step:
         if done == at:
             break
@@ -47,13 +55,13 @@ def running_job(owner: User, at: Step = Step.WAIT, **progress: Any) -> Job:
 
 
 def retrying_job(owner: User) -> Job:
-    job = claim_new_job(owner=owner)
+    job = claimed_job(owner)
     Job.objects.retry(job, NO_ANSWER, timedelta(hours=1), redraw=True)
     return fresh(job)
 
 
 def failed_job(owner: User, failure: Failure = OUT_OF_MEMORY) -> Job:
-    job = claim_new_job(owner=owner)
+    job = claimed_job(owner)
     Job.objects.fail(job, failure)
     return fresh(job)
 
@@ -79,10 +87,6 @@ def picture_of(job: Job, number: int = 0, **values: Any) -> Asset:
 def lose_file(asset: Asset) -> None:
     assert asset.file.name is not None
     asset.file.storage.delete(asset.file.name)
-
-
-def age(job: Job, by: timedelta) -> None:
-    Job.objects.filter(pk=job.pk).update(created_at=Now() - by)
 
 
 def form_values(**changed: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from jobs.models import Asset, Blob, Job
-from jobs.tests.helpers import fresh, make_user, photo_bytes
+from jobs.tests.helpers import fresh, make_staff, make_user, photo_bytes
 from jobs.tests.helpers_api import API, check, client_of, error_of, photo_file, post_portrait
 
 pytestmark = pytest.mark.django_db
@@ -306,9 +306,9 @@ def test_of_many_submissions_at_once_exactly_as_many_as_fit_are_accepted(
 
 
 def test_the_place_in_the_queue_counts_from_one_in_the_order_of_the_queue() -> None:
-    ann, bob = client_of(), client_of(make_user("bob"))
+    ann, staff = client_of(), client_of(make_staff("bob"))
     first, second = post_portrait(ann).json(), post_portrait(ann).json()
-    urgent = post_portrait(bob, priority=1).json()
+    urgent = post_portrait(staff, priority=1).json()
 
     places = [
         ann.get(first["urls"]["self"]).json()["queue_position"],
@@ -317,6 +317,14 @@ def test_the_place_in_the_queue_counts_from_one_in_the_order_of_the_queue() -> N
     ]
 
     assert places == [2, 3, 1]
+
+
+def test_only_staff_may_pass_everybody() -> None:
+    response = post_portrait(client_of(), priority=1)
+
+    assert response.status_code == 422
+    assert "staff" in response.json()["error"]["details"]["priority"][0]
+    assert not Job.objects.exists()
 
 
 def test_the_owner_is_whoever_the_token_names() -> None:

@@ -20,6 +20,7 @@ from jobs.tests.helpers import (
     make_backend,
     make_user,
     queue_job,
+    start,
 )
 
 pytestmark = pytest.mark.django_db
@@ -197,20 +198,14 @@ def test_many_workers_claiming_at_once_get_each_job_once() -> None:
     make_backend()
     jobs = {queue_job().pk for _ in range(12)}
     claimed: list[object] = []
-    start = threading.Barrier(6)
+    barrier = threading.Barrier(6)
 
     def work() -> None:
-        try:
-            start.wait(10)
-            while job := claim(threading.current_thread().name, Terms(LEASE, 100, 3)):
-                claimed.append(job.pk)
-        finally:
-            connection.close()
+        barrier.wait(10)
+        while job := claim(threading.current_thread().name, Terms(LEASE, 100, 3)):
+            claimed.append(job.pk)
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in [start(work) for _ in range(6)]:
         thread.join()
 
     assert len(claimed) == len(jobs)
@@ -223,20 +218,14 @@ def test_the_limit_of_a_backend_is_exact_however_many_claim_at_once() -> None:
     for _ in range(8):
         queue_job()
     claimed: list[object] = []
-    start = threading.Barrier(6)
+    barrier = threading.Barrier(6)
 
     def work() -> None:
-        try:
-            start.wait(10)
-            if job := claim():
-                claimed.append(job.pk)
-        finally:
-            connection.close()
+        barrier.wait(10)
+        if job := claim():
+            claimed.append(job.pk)
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in [start(work) for _ in range(6)]:
         thread.join()
 
     assert len(claimed) == TERMS.prompts_per_backend

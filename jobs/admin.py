@@ -1,0 +1,504 @@
+"""The admin: for looking, with a few named actions that call what everybody else calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, Final
+from uuid import UUID
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db.models import Count, Model, OuterRef, Q, QuerySet, Subquery
+from django.db.models.fields.json import KT
+from django.db.models.functions import Coalesce
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+from django.utils.text import Truncator
+
+from jobs.models import ApiToken, Asset, Backend, Job, QueueFull
+from jobs.pages import asset_response
+from jobs.portraits import draw_again
+from jobs.thumbnails import is_picture
+
+# Rows beyond are found by a search or a filter: counting hundreds of thousands for each page is slow.
+COUNTED_ROWS: Final = 5_000
+# One press of a button changes so many rows at most.
+ACTION_LIMIT: Final = 500
+DIARY_LINES: Final = 200
+CELL: Final = 80  # characters
+PRE: Final = 20_000
+
+admin.site.site_header = "genflow"
+admin.site.index_title = "Operations"
+admin.site.enable_nav_sidebar = False  # the lists need the room
+
+
+# --- how things look ---
+
+
+def cut(text: str, length: int = CELL) -> str:
+    return Truncator(text[: length + 1]).chars(length)
+
+
+def pre(text: str) -> SafeString:
+    """Long text, escaped, cut and in a box of its own; no text is a dash."""
+    if not text:
+        return mark_safe("-")
+    left_out = len(text) - PRE
+    note = f"\n… and {left_out:,} characters more" if left_out > 0 else ""
+    return format_html('<pre class="gf-pre">{}{}</pre>', text[:PRE], note)
+
+
+def pretty(value: Any) -> SafeString:
+    return pre(json.dumps(value, indent=2, ensure_ascii=False) if value else "")
+
+
+def badge(status: str, text: str = "") -> SafeString:
+    return format_html('<span class="gf-badge {}">{}</span>', status, text or status)
+
+
+def clock(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> SafeString:
+    return format_html(
+        '<table class="gf-table"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>',
+        format_html_join("", "<th>{}</th>", ((heading,) for heading in headings)),
+        format_html_join(
+            "",
+            "<tr>{}</tr>",
+            ((format_html_join("", "<td>{}</td>", ((cell,) for cell in row)),) for row in rows),
+        ),
+    )
+
+
+def gallery(assets: Iterable[Asset]) -> SafeString:
+    """Small pictures, each a link to the whole one; a file that is not there any more is shown as such."""
+    inside = format_html_join("", "{}", ((thumbnail(asset),) for asset in assets))
+    return format_html('<div class="gf-pictures">{}</div>', inside or "None")
+
+
+def thumbnail(asset: Asset) -> SafeString:
+    if not asset.file.name or not asset.file.storage.exists(asset.file.name):
+        return mark_safe('<span class="gf-gone">The file is gone</span>')
+    url = reverse("admin:jobs_asset_file", args=[asset.pk])
+    if not is_picture(asset):
+        return format_html('<a href="{}">{}</a>', url, cut(asset.name or asset.content_type))
+    return format_html('<a href="{0}"><img src="{0}?size=small" alt="{1}"></a>', url, asset)
+
+
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # no generic at run time
+    """Counts no further than it must: `COUNTED_ROWS` stands for that many or more."""
+
+    @cached_property
+    def count(self) -> int:
+        rows: Any = self.object_list
+        return rows.order_by().values("pk")[:COUNTED_ROWS].count()  # type: ignore[no-any-return]
+
+
+class ForLooking(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Rows that others write: none is added or changed here."""
+
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    paginator = BoundedPaginator
+    list_per_page = 50
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+
+# --- jobs ---
+
+
+class CreatedFilter(admin.SimpleListFilter):
+    """By age, through the primary key: a job's id begins with the time it was made at."""
+
+    title = "created"
+    parameter_name = "created"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("1", "past hour"), ("24", "past day"), ("168", "past 7 days")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.value() not in ("1", "24", "168"):
+            return queryset
+        return queryset.filter(pk__gte=first_id_after(timedelta(hours=int(self.value() or 0))))
+
+
+def first_id_after(age: timedelta) -> UUID:
+    """Return the least UUIDv7 that is no older than this."""
+    since = timezone.now() - age
+    return UUID(int=(int(since.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
+
+
+@admin.register(Job)
+class JobAdmin(ForLooking):
+    list_display = (
+        "id",
+        "shown_status",
+        "step",
+        "owner",
+        "created_at",
+        "shown_attempt",
+        "shown_error",
+        "backend",
+        "prompt",
+    )
+    list_filter = ("status", "step", "kind", "backend", CreatedFilter)
+    list_select_related = ("owner", "backend")
+    ordering = ("-pk",)
+    sortable_by = ()  # no other order has an index
+    search_fields = ("id",)
+    search_help_text = "A job's id, an owner's name, or the beginning of a worker's name."
+    actions = ("cancel", "retry")
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        # Asked without a row it is about the actions; no row is edited.
+        return obj is None and request.user.has_perm("jobs.change_job")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        # A list of jobs is not to load all that was ever written to them.
+        jobs: QuerySet[Job] = super().get_queryset(request)
+        return jobs.defer(
+            "params", "graph", "metadata", "error", "error_detail", "progress"
+        ).annotate(prompt=KT("params__prompt"), error_code=KT("error__code"))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
+    ) -> tuple[QuerySet[Job], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        try:
+            return queryset.filter(pk=UUID(term)), False
+        except ValueError:
+            owners = User.objects.filter(username__iexact=term).values("pk")
+            return queryset.filter(Q(owner__in=owners) | Q(worker_id__startswith=term)), False
+
+    @admin.display(description="status")
+    def shown_status(self, job: Job) -> SafeString:
+        return badge(job.status, f"{job.status}, deleted" if job.deleted_at else job.status)
+
+    @admin.display(description="prompt")
+    def prompt(self, job: Any) -> str:
+        return cut(job.prompt or "")
+
+    @admin.display(description="attempt")
+    def shown_attempt(self, job: Job) -> str:
+        return f"{job.attempt} of {job.max_attempts}"
+
+    @admin.display(description="error")
+    def shown_error(self, job: Any) -> str:
+        return cut(job.error_code or "")
+
+    # --- one job ---
+
+    def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
+        pictures = [("Pictures", {"fields": ("shown_photos", "shown_outputs")})]
+        return [
+            (None, {"fields": ("id", "kind", "owner", "shown_status", "step", "shown_attempt")}),
+            ("Error", {"fields": ("shown_message", "shown_detail")}),
+            *(pictures if request.user.has_perm("jobs.view_asset") else []),
+            ("Diary", {"fields": ("shown_diary", "shown_checkpoints")}),
+            ("Request", {"fields": ("shown_params", "shown_metadata", "priority", "turn")}),
+            (
+                "Work",
+                {
+                    "fields": (
+                        "backend",
+                        "worker_id",
+                        "fencing_token",
+                        "lease_expires_at",
+                        "lost_workers",
+                        "resubmits",
+                        "drawing",
+                        "run_after",
+                        "shown_progress",
+                    )
+                },
+            ),
+            (
+                "Times",
+                {
+                    "fields": (
+                        "created_at",
+                        "started_at",
+                        "cancel_requested_at",
+                        "completed_at",
+                        "deleted_at",
+                        "expires_at",
+                    )
+                },
+            ),
+            ("Graph", {"fields": ("shown_graph",), "classes": ("collapse",)}),
+        ]
+
+    @admin.display(description="what the owner reads")
+    def shown_message(self, job: Job) -> SafeString:
+        return pretty(job.error)
+
+    @admin.display(description="detail")
+    def shown_detail(self, job: Job) -> SafeString:
+        return pre(job.error_detail)
+
+    @admin.display(description="photo")
+    def shown_photos(self, job: Job) -> SafeString:
+        return gallery(job.inputs.all())
+
+    @admin.display(description="drawn")
+    def shown_outputs(self, job: Job) -> SafeString:
+        return gallery(job.outputs.all())
+
+    @admin.display(description="params")
+    def shown_params(self, job: Job) -> SafeString:
+        return pretty(job.params)
+
+    @admin.display(description="metadata")
+    def shown_metadata(self, job: Job) -> SafeString:
+        return pretty(job.metadata)
+
+    @admin.display(description="progress")
+    def shown_progress(self, job: Job) -> SafeString:
+        return pretty(job.progress)
+
+    @admin.display(description="graph")
+    def shown_graph(self, job: Job) -> SafeString:
+        return pretty(job.graph)
+
+    @admin.display(description="checkpoints")
+    def shown_checkpoints(self, job: Job) -> SafeString:
+        rows = (
+            (line.step, clock(line.saved_at), line.fencing_token, cut(json.dumps(line.result), 500))
+            for line in job.checkpoints.all()
+        )
+        return table(("step", "saved", "token", "result"), rows)
+
+    @admin.display(description="last events")
+    def shown_diary(self, job: Job) -> SafeString:
+        rows = (
+            (clock(line.created_at), line.kind, line.attempt, line.worker_id, facts(line.facts))
+            for line in job.events.order_by("-pk")[:DIARY_LINES]
+        )
+        return table(("at", "what", "attempt", "worker", "facts"), rows)
+
+    # --- actions ---
+
+    @admin.action(description="Cancel", permissions=["change"])
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        chosen = list(queryset.values_list("pk", flat=True)[:ACTION_LIMIT])
+        by = f"operator {request.user.get_username()}"
+        canceled = sum(Job.objects.cancel(pk, by=by) for pk in chosen)
+        self.tell(request, canceled, "canceled, or about to be")
+        self.tell(request, len(chosen) - canceled, "left alone: already ended or canceling")
+        self.tell_of_the_rest(request, queryset)
+
+    @admin.action(description="Try again", permissions=["change"])
+    def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        """Let those that wait for a retry run now, and draw those that ended anew, as jobs of their own."""
+        chosen = [job.pk for job in queryset[:ACTION_LIMIT]]
+        ended = list(Job.objects.finished().filter(pk__in=chosen, deleted_at=None))
+        hurried = Job.objects.filter(pk__in=chosen).run_now()
+        drawn = self.draw_all_again(request, ended)
+        self.tell(request, hurried, "waited for a retry and may run now")
+        self.tell(request, drawn, "ended and queued anew")
+        self.tell(request, len(chosen) - hurried - drawn, "left alone")
+        self.tell_of_the_rest(request, queryset)
+
+    def draw_all_again(self, request: HttpRequest, jobs: Iterable[Job]) -> int:
+        drawn = 0
+        for job in jobs:
+            try:
+                draw_again(job)
+            except (QueueFull, ValueError) as exc:  # no room, or asked for what is not allowed now
+                self.message_user(request, f"{job.pk}: {exc}", messages.ERROR)
+            except Job.DoesNotExist:  # deleted since
+                continue
+            else:
+                drawn += 1
+        return drawn
+
+    def tell(self, request: HttpRequest, count: int, what: str) -> None:
+        if count:
+            self.message_user(request, f"{count} job{'' if count == 1 else 's'} {what}.")
+
+    def tell_of_the_rest(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        if queryset.order_by()[ACTION_LIMIT:].exists():
+            text = f"Only the first {ACTION_LIMIT} were looked at; choose the rest once more."
+            self.message_user(request, text, messages.WARNING)
+
+    # --- deletion ---
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        # What goes with a job is not for this user to be asked about.
+        names = [str(job) for job in objs[:ACTION_LIMIT]]
+        return names, {"jobs, with their photos and pictures": len(names)}, set(), []
+
+    def delete_model(self, request: HttpRequest, obj: Job) -> None:
+        Job.objects.delete_for_owner(obj.pk)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        for pk in list(queryset.values_list("pk", flat=True)[:ACTION_LIMIT]):
+            Job.objects.delete_for_owner(pk)
+
+
+def facts(values: Any) -> str:
+    return cut(", ".join(f"{k}: {v}" for k, v in dict(values).items()), 300)
+
+
+# --- backends ---
+
+
+class BackendForm(forms.ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Backend
+        fields = ("name", "status", "prompt_limit")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # An operator says whether it may be used. That it rests is for the workers to say.
+        status = Backend.Status
+        if "status" in self.fields:
+            choices = {status.UP, status.DISABLED, status(self.instance.status)}
+            self.fields["status"].choices = [  # type: ignore[attr-defined]
+                choice for choice in status.choices if choice[0] in choices
+            ]
+
+
+@admin.register(Backend)
+class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The address is not shown: it may hold a password."""
+
+    form = BackendForm
+    list_display = (
+        "name",
+        "shown_status",
+        "shown_reason",
+        "last_seen_at",
+        "version",
+        "prompts",
+        "prompt_limit",
+    )
+    readonly_fields = ("shown_reason", "last_seen_at", "version", "prompts", "shown_lacks")
+    fields = ("name", "status", "prompt_limit", *readonly_fields)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Backend]:
+        # A queued job with a backend counts: its prompt may be there.
+        on_it = Job.objects.unfinished().filter(backend=OuterRef("pk")).order_by()
+        count = on_it.values("backend").annotate(n=Count("pk")).values("n")
+        backends: QuerySet[Backend] = super().get_queryset(request)
+        return backends.annotate(prompts=Coalesce(Subquery(count), 0))
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False  # a worker that drives one adds it
+
+    def has_delete_permission(self, request: HttpRequest, obj: Backend | None = None) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Backend, form: Any, change: bool) -> None:
+        """Write what was changed and no more: workers write to this row as well."""
+        changed = {name: form.cleaned_data[name] for name in form.changed_data}
+        if "status" in changed:
+            changed["reason"] = ""
+        Backend.objects.filter(pk=obj.pk).update(**changed)
+
+    @admin.display(description="status")
+    def shown_status(self, backend: Backend) -> SafeString:
+        return badge(backend.status, backend.get_status_display())
+
+    @admin.display(description="reason")
+    def shown_reason(self, backend: Backend) -> str:
+        return cut(backend.reason, 200)
+
+    @admin.display(description="prompts on it")
+    def prompts(self, backend: Any) -> int:
+        return int(backend.prompts)
+
+    @admin.display(description="lacks")
+    def shown_lacks(self, backend: Backend) -> SafeString:
+        return pretty(backend.lacks)
+
+
+# --- the rest ---
+
+
+@admin.register(Asset)
+class AssetAdmin(ForLooking):
+    list_display = ("id", "owner", "job", "content_type", "size", "width", "height", "created_at")
+    list_select_related = ("owner", "job")
+    ordering = ("-pk",)
+    sortable_by = ()
+    search_fields = ("id",)
+    search_help_text = "An asset's or a job's id."
+    fields = (
+        "shown_file",
+        "id",
+        "owner",
+        "job",
+        "node_id",
+        "name",
+        "content_type",
+        "size",
+        "width",
+        "height",
+        "hash",
+        "created_at",
+        "expires_at",
+    )
+
+    def has_delete_permission(self, request: HttpRequest, obj: Asset | None = None) -> bool:
+        return False  # they go with their job
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Asset], search_term: str
+    ) -> tuple[QuerySet[Asset], bool]:
+        try:
+            wanted = UUID(search_term.strip())
+        except ValueError:
+            return (queryset.none() if search_term.strip() else queryset), False
+        return queryset.filter(Q(pk=wanted) | Q(job=wanted)), False
+
+    def get_urls(self) -> list[URLPattern]:
+        file_url = path(
+            "<uuid:pk>/file/", self.admin_site.admin_view(self.file_view), name="jobs_asset_file"
+        )
+        return [file_url, *super().get_urls()]
+
+    def file_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return asset_response(request, get_object_or_404(Asset, pk=pk))
+
+    @admin.display(description="picture")
+    def shown_file(self, asset: Asset) -> SafeString:
+        return gallery([asset])
+
+
+@admin.register(ApiToken)
+class ApiTokenAdmin(ForLooking):
+    """Only its hash is stored, so a token can be seen by whoever makes it, and only then."""
+
+    list_display = ("user", "name", "created", "last_used_at", "expiry")
+    list_display_links = ("user",)
+    list_select_related = ("user",)
+    ordering = ("-created",)
+    search_fields = ("user__username", "name")
+    fields = ("user", "name", "created", "last_used_at", "expiry")
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        how = {"subtitle": "New ones are made by: manage.py api_token USERNAME"}
+        return super().changelist_view(request, (extra_context or {}) | how)

@@ -1,0 +1,581 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
+from django.db.models.functions import Now
+from django.test import Client
+from django.urls import reverse
+from pytest_django import Settings
+
+from jobs.models import Asset, Blob, Job
+from jobs.pages import PAGE_SIZE
+from jobs.status import JobStatus, Step
+from jobs.tests.helpers import make_user, photo_bytes
+from jobs.tests.helpers_pages import (
+    failed_job,
+    finished_job,
+    form_values,
+    lose_file,
+    picture_of,
+    portrait_bytes,
+    retrying_job,
+    running_job,
+    status_of,
+    waiting_job,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def ann() -> User:
+    return make_user("ann")
+
+
+@pytest.fixture
+def as_ann(ann: User) -> Client:
+    return logged_in(ann)
+
+
+def logged_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def page_of(job: Job) -> str:
+    return reverse("job-detail", args=[job.pk])
+
+
+def picture_url(job: Job, asset: Asset) -> str:
+    return reverse("job-picture", args=[job.pk, asset.pk])
+
+
+def all_urls(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield method and address of everything that is about this job."""
+    yield "get", page_of(job)
+    yield "get", reverse("job-fragment", args=[job.pk])
+    yield "get", reverse("job-new", args=[job.pk])
+    yield "get", reverse("delete-job", args=[job.pk])
+    yield "post", reverse("delete-job", args=[job.pk])
+    yield "post", reverse("cancel-job", args=[job.pk])
+    for asset in [*job.outputs.all(), *job.inputs.all()]:
+        yield "get", picture_url(job, asset)
+        yield "get", picture_url(job, asset) + "?size=small"
+
+
+# --- who may see what ---
+
+
+def test_nobody_is_sent_to_the_login(client: Client, ann: User) -> None:
+    job = finished_job(ann)
+    urls = [*all_urls(job), ("get", reverse("job-list")), ("get", reverse("job-new"))]
+
+    answers = [getattr(client, method)(url) for method, url in urls]
+
+    assert {answer.status_code for answer in answers} == {302}
+    assert all(answer["Location"].startswith("/login/?next=") for answer in answers)
+    assert Job.objects.count() == 1
+
+
+def test_a_strangers_job_is_not_there(ann: User) -> None:
+    job = finished_job(ann)
+    stranger = logged_in(make_user("bob"))
+
+    answers = [getattr(stranger, method)(url) for method, url in all_urls(job)]
+
+    assert {answer.status_code for answer in answers} == {404}
+    assert Job.objects.visible_to(ann).count() == 1
+
+
+def test_staff_sees_no_more_on_the_pages_than_others(ann: User) -> None:
+    job = finished_job(ann)
+    admin = logged_in(User.objects.create_superuser("root"))
+
+    assert admin.get(page_of(job)).status_code == 404
+
+
+def test_a_picture_of_one_job_is_not_found_under_another(as_ann: Client, ann: User) -> None:
+    job, other = finished_job(ann), finished_job(ann)
+    picture = other.outputs.get()
+
+    assert as_ann.get(picture_url(job, picture)).status_code == 404
+
+
+def test_a_known_etag_shows_a_stranger_nothing(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
+    url = picture_url(job, job.outputs.get())
+    etag = as_ann.get(url)["ETag"]
+
+    assert as_ann.get(url, headers={"If-None-Match": etag}).status_code == 304
+    stranger = logged_in(make_user("bob"))
+    assert stranger.get(url, headers={"If-None-Match": etag}).status_code == 404
+
+
+def test_one_can_log_in_and_out(client: Client) -> None:
+    User.objects.create_user("ann", password="a-quiet-secret")
+
+    wrong = client.post("/login/", {"username": "ann", "password": "no"})
+    right = client.post("/login/", {"username": "ann", "password": "a-quiet-secret"})
+
+    assert "correct username and password" in wrong.content.decode()
+    assert right["Location"] == "/"
+    assert client.post("/logout/")["Location"] == "/login/"
+    assert client.get("/").status_code == 302
+
+
+# --- the list ---
+
+
+def test_the_list_is_empty_at_first_and_says_what_to_do(as_ann: Client) -> None:
+    assert "Make your first portrait" in as_ann.get("/").content.decode()
+
+
+def test_the_list_shows_own_jobs_newest_first(as_ann: Client, ann: User) -> None:
+    old, new = waiting_job(ann), waiting_job(ann)
+    strange = waiting_job(make_user("bob"))
+
+    page = as_ann.get("/").content.decode()
+
+    assert page.index(page_of(new)) < page.index(page_of(old))
+    assert page_of(strange) not in page
+
+
+def test_older_jobs_are_on_further_pages(as_ann: Client, ann: User) -> None:
+    jobs = [waiting_job(ann) for _ in range(PAGE_SIZE + 1)]
+
+    first = as_ann.get("/").content.decode()
+    second = as_ann.get(reverse("job-list", args=[jobs[1].pk])).content.decode()
+
+    assert reverse("job-list", args=[jobs[1].pk]) in first
+    assert page_of(jobs[0]) not in first
+    assert page_of(jobs[0]) in second
+    assert "Older portraits" not in second
+
+
+def test_the_list_takes_as_many_queries_for_many_jobs_as_for_one(
+    as_ann: Client, ann: User, django_assert_max_num_queries: Any
+) -> None:
+    for _ in range(5):
+        finished_job(ann)
+
+    with django_assert_max_num_queries(6):
+        as_ann.get("/")
+
+
+def test_a_prompt_is_shown_as_text(as_ann: Client, ann: User) -> None:
+    job = waiting_job(ann)
+    Job.objects.update(params={"prompt": "<img src=x onerror=alert(1)>"})
+
+    for url in ("/", page_of(job)):
+        page = as_ann.get(url).content.decode()
+        assert "<img src=x" not in page
+        assert "&lt;img src=x" in page
+
+
+# --- the form ---
+
+
+def test_a_photo_and_a_prompt_make_a_job(as_ann: Client, ann: User) -> None:
+    answer = as_ann.post("/new/", form_values(prompt="  by the sea ", seed=2**64 - 1, width=""))
+
+    job = Job.objects.get()
+    assert answer["Location"] == page_of(job)
+    assert job.owner == ann
+    assert job.params["prompt"] == "by the sea"
+    assert job.params["seed"] == 2**64 - 1
+    assert job.params["width"] == 512
+    assert job.inputs.get().content_type == "image/jpeg"
+
+
+def test_the_form_shows_the_defaults(as_ann: Client) -> None:
+    page = as_ann.get("/new/").content.decode()
+
+    assert 'name="width" value="512" min="64" max="2048" step="8"' in page
+    assert 'name="cfg" value="6.5" min="0" max="30" step="any"' in page
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("prompt", "", "Say what the portrait should show."),
+        ("prompt", " ", "Say what the portrait should show."),
+        ("prompt", "x" * 5001, "at most 5000 characters"),
+        ("prompt", "a\0b", "Null characters are not allowed."),
+        ("width", "65", "Give a whole number from 64 to 2048, in steps of 8."),
+        ("height", "4096", "Give a whole number from 64 to 2048, in steps of 8."),
+        ("count", "9", "Give a whole number from 1 to 8."),
+        ("steps", "many", "Give a whole number from 1 to 150."),
+        ("cfg", "nan", "Give a number from 0 to 30."),
+        ("cfg", "1e999", "Give a number from 0 to 30."),
+        ("seed", "9" * 5000, "Give a whole number from 0 to 18446744073709551615."),
+        ("likeness", "5.1", "Give a number from 0 to 5."),
+        ("face_weight", "-1", "Give a number from 0 to 3."),
+        ("lora_strength", "3", "Give a number from -2 to 2."),
+        ("lora", "x" * 256, "at most 255 characters"),
+        ("photo", "", "Choose a photo."),
+    ],
+)
+def test_a_wrong_field_is_told_beside_it_and_nothing_is_lost(
+    as_ann: Client, field: str, value: str, sentence: str
+) -> None:
+    answer = as_ann.post("/new/", form_values(negative_prompt="no hats", **{field: value}))
+
+    page = answer.content.decode()
+    assert answer.status_code == 422
+    assert sentence in page
+    assert f'id="id_{field}_error"' in page
+    assert "no hats" in page
+    assert not Job.objects.exists()
+    assert not Blob.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "The photo is empty."),
+        (b"<html>", "must be a JPEG, PNG"),
+        (photo_bytes()[:400], "cannot be read"),
+    ],
+)
+def test_a_bad_photo_is_told_in_a_sentence(as_ann: Client, content: bytes, sentence: str) -> None:
+    answer = as_ann.post("/new/", form_values(photo=SimpleUploadedFile("me.jpg", content)))
+
+    assert answer.status_code == 422
+    assert sentence in answer.content.decode()
+
+
+def test_a_photo_above_the_limit_is_refused(as_ann: Client, settings: Settings) -> None:
+    settings.GENFLOW_PHOTO_MAX_BYTES = 100
+
+    answer = as_ann.post("/new/", form_values())
+
+    assert "larger than 100 bytes" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 300 + ".jpg", "me." + "j" * 300, "\u202egpj.me", "¡¡¡.¡¡", "../../x.jpg"]
+)
+def test_any_file_name_will_do(as_ann: Client, name: str) -> None:
+    photo = SimpleUploadedFile("x.jpg", photo_bytes(), "image/jpeg")
+    photo._name = name  # type: ignore[attr-defined]  # what a browser would send
+
+    assert as_ann.post("/new/", form_values(photo=photo)).status_code == 302
+
+
+def test_a_full_queue_is_told_and_the_form_is_kept(as_ann: Client, settings: Settings) -> None:
+    settings.GENFLOW_QUEUE_LIMIT = 0
+
+    answer = as_ann.post("/new/", form_values(prompt="by the sea"))
+
+    assert answer.status_code == 429
+    assert int(answer["Retry-After"]) > 0
+    assert "The queue is full" in answer.content.decode()
+    assert "by the sea" in answer.content.decode()
+    assert not Blob.objects.exists()
+
+
+def test_the_same_form_sent_twice_makes_one_job(as_ann: Client) -> None:
+    key = as_ann.get("/new/").context["form"]["key"].value()
+
+    first = as_ann.post("/new/", form_values(key=key))
+    second = as_ann.post("/new/", form_values(key=key))
+
+    assert Job.objects.count() == 1
+    assert second["Location"] == first["Location"]
+
+
+def test_a_form_that_was_changed_makes_another_job(as_ann: Client) -> None:
+    key = as_ann.get("/new/").context["form"]["key"].value()
+
+    as_ann.post("/new/", form_values(key=key))
+    as_ann.post("/new/", form_values(key=key, prompt="another"))
+
+    assert Job.objects.count() == 2
+
+
+def test_a_form_opened_anew_makes_another_job(as_ann: Client) -> None:
+    for _ in range(2):
+        as_ann.post("/new/", form_values(key=as_ann.get("/new/").context["form"]["key"].value()))
+
+    assert Job.objects.count() == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_double_click_makes_one_job(as_ann: Client) -> None:
+    key = as_ann.get("/new/").context["form"]["key"].value()
+    gate = threading.Barrier(2)
+    locations: list[str] = []
+
+    def press() -> None:
+        browser = Client()
+        browser.cookies = as_ann.cookies
+        values = form_values(key=key)
+        gate.wait(10)
+        locations.append(browser.post("/new/", values)["Location"])
+        connection.close()
+
+    presses = [threading.Thread(target=press) for _ in range(2)]
+    for thread in presses:
+        thread.start()
+    for thread in presses:
+        thread.join(20)
+
+    assert Job.objects.count() == 1
+    assert locations == [page_of(Job.objects.get())] * 2
+
+
+def test_an_earlier_jobs_settings_fill_the_form_but_for_the_seed(as_ann: Client, ann: User) -> None:
+    as_ann.post("/new/", form_values(prompt="by the sea", cfg="7.25", seed="42"))
+    job = Job.objects.get()
+
+    page = as_ann.get(reverse("job-new", args=[job.pk])).content.decode()
+
+    assert "by the sea" in page
+    assert 'value="7.25"' in page
+    assert 'value="42"' not in page
+
+
+def test_a_form_without_its_csrf_token_is_refused_in_words(ann: User) -> None:
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(ann)
+
+    answer = strict.post("/new/", form_values())
+
+    assert answer.status_code == 403
+    assert "This form is out of date" in answer.content.decode()
+    assert not Job.objects.exists()
+
+
+# --- a job's page ---
+
+
+def test_a_waiting_job_says_how_many_are_ahead(as_ann: Client, ann: User) -> None:
+    jobs = [waiting_job(make_user("bob")) for _ in range(2)]
+    job = waiting_job(ann, priority=-1)
+
+    assert "2 portraits are ahead of yours." in as_ann.get(page_of(job)).content.decode()
+    Job.objects.cancel(jobs[0].pk, by="owner")
+    assert "One portrait is ahead of yours." in as_ann.get(page_of(job)).content.decode()
+    Job.objects.cancel(jobs[1].pk, by="owner")
+    assert "Your portrait is next." in as_ann.get(page_of(job)).content.decode()
+
+
+def test_a_running_job_shows_how_far_it_is(as_ann: Client, ann: User) -> None:
+    job = running_job(ann, value=0.456, step=14, steps=30)
+
+    page = as_ann.get(page_of(job)).content.decode()
+
+    assert '<progress max="100" value="46"' in page
+    assert "46 %" in page
+    assert "Step 14 of 30" in page
+    assert '<noscript><meta http-equiv="refresh"' in page
+
+
+@pytest.mark.parametrize("step", Step)
+def test_each_step_has_a_sentence_of_its_own(as_ann: Client, ann: User, step: Step) -> None:
+    job = running_job(ann, step)
+
+    story = as_ann.get(page_of(job)).context["story"]
+
+    assert [stage.place for stage in story.stages].index("now") == list(Step).index(step)
+
+
+@pytest.mark.parametrize("progress", [None, [], {}, {"value": None}, {"value": "x", "step": 3}])
+def test_odd_progress_is_no_reason_to_fail(as_ann: Client, ann: User, progress: Any) -> None:
+    job = running_job(ann)
+    Job.objects.update(progress=progress)
+
+    assert as_ann.get(page_of(job)).status_code == 200
+
+
+def test_a_job_that_waits_for_another_try_says_why_and_when(as_ann: Client, ann: User) -> None:
+    job = retrying_job(ann)
+
+    page = as_ann.get(page_of(job)).content.decode()
+
+    assert "The server that draws did not answer." in page
+    assert f"{job.run_after:%H:%M:%S} UTC" in page
+    assert "Try 2 of 5." in page
+    assert "10.0.0.7" not in page
+
+
+def test_a_failed_job_says_why_and_nothing_about_our_servers(as_ann: Client, ann: User) -> None:
+    job = failed_job(ann)
+
+    page = as_ann.get(page_of(job)).content.decode()
+
+    assert "The picture is too large for the graphics card." in page
+    assert "out_of_memory" in page
+    assert "10.0.0.7" not in page
+    assert "http-equiv" not in page
+
+
+@pytest.mark.parametrize("error", [None, {}, [], "text", {"message": None}])
+def test_a_failure_without_a_reason_still_has_a_page(as_ann: Client, ann: User, error: Any) -> None:
+    job = failed_job(ann)
+    Job.objects.update(error=error)
+
+    assert "Something went wrong." in as_ann.get(page_of(job)).content.decode()
+
+
+def test_a_finished_job_shows_its_pictures(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann, pictures=2)
+
+    page = as_ann.get(page_of(job)).content.decode()
+
+    assert "Your pictures are ready" in page
+    for picture in job.outputs.all():
+        answer = as_ann.get(picture_url(job, picture))
+        assert picture_url(job, picture) in page
+        assert answer.content == portrait_bytes()
+        assert answer["Content-Type"] == "image/png"
+        assert "private" in answer["Cache-Control"]
+
+
+def test_a_small_picture_is_a_small_jpeg(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
+
+    answer = as_ann.get(picture_url(job, job.outputs.get()) + "?size=small")
+
+    assert answer["Content-Type"] == "image/jpeg"
+    assert answer["Cache-Control"] == "private, no-cache"
+    assert len(answer.content) < len(portrait_bytes())
+
+
+def test_a_file_that_is_no_picture_is_offered_not_shown(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann, content=b"<script>alert(1)</script>", content_type="text/html")
+    file = job.outputs.get()
+
+    page = as_ann.get(page_of(job)).content.decode()
+    answer = as_ann.get(picture_url(job, file))
+
+    assert f'<a href="{picture_url(job, file)}" download>portrait_0.png</a>' in page
+    assert answer["Content-Security-Policy"] == "sandbox"
+    assert as_ann.get(picture_url(job, file) + "?size=small").status_code == 404
+
+
+@pytest.mark.parametrize("query", ["", "?size=small"])
+def test_a_picture_whose_bytes_are_gone_is_not_there(as_ann: Client, ann: User, query: str) -> None:
+    job = finished_job(ann)
+    lose_file(job.outputs.get())
+
+    assert as_ann.get(page_of(job)).status_code == 200
+    assert as_ann.get(picture_url(job, job.outputs.get()) + query).status_code == 404
+
+
+def test_the_fragment_changes_only_when_the_job_does(as_ann: Client, ann: User) -> None:
+    job = running_job(ann, value=0.25)
+    url = reverse("job-fragment", args=[job.pk])
+
+    first, second = as_ann.get(url), as_ann.get(url)
+    Job.objects.succeed(job, [picture_of(job)], {})
+    last = as_ann.get(url)
+
+    assert first.content == second.content
+    assert b"data-final" not in second.content
+    assert b"data-final" in last.content
+
+
+# --- cancel and delete ---
+
+
+def test_cancel_ends_a_waiting_job(as_ann: Client, ann: User) -> None:
+    job = waiting_job(ann)
+
+    answer = as_ann.post(reverse("cancel-job", args=[job.pk]), follow=True)
+
+    assert status_of(job) == JobStatus.CANCELED
+    assert "Canceled" in answer.content.decode()
+
+
+def test_cancel_asks_the_worker_to_stop_a_running_job(as_ann: Client, ann: User) -> None:
+    job = running_job(ann)
+
+    page = as_ann.post(reverse("cancel-job", args=[job.pk]), follow=True).content.decode()
+
+    assert status_of(job) == JobStatus.CANCELING
+    assert "The drawing is being stopped." in page
+    assert 'id="cancel"' not in page
+
+
+def test_cancel_leaves_a_finished_job_as_it_is(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
+
+    as_ann.post(reverse("cancel-job", args=[job.pk]))
+
+    assert status_of(job) == JobStatus.SUCCEEDED
+
+
+def test_cancel_is_not_for_links(as_ann: Client, ann: User) -> None:
+    job = waiting_job(ann)
+
+    assert as_ann.get(reverse("cancel-job", args=[job.pk])).status_code == 405
+    assert status_of(job) == JobStatus.QUEUED
+
+
+def test_delete_asks_first(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
+
+    page = as_ann.get(reverse("delete-job", args=[job.pk])).content.decode()
+
+    assert "Delete this portrait?" in page
+    assert Job.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_delete_takes_the_photo_and_the_pictures_with_it(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
+
+    answer = as_ann.post(reverse("delete-job", args=[job.pk]), follow=True)
+
+    assert "were deleted" in answer.content.decode()
+    assert not Job.objects.exists()
+    assert not Asset.objects.exists()
+    assert not Blob.objects.exists()
+
+
+def test_a_deleted_job_that_still_runs_is_not_there_any_more(as_ann: Client, ann: User) -> None:
+    job = running_job(ann)
+
+    as_ann.post(reverse("delete-job", args=[job.pk]))
+
+    assert as_ann.get(page_of(job)).status_code == 404
+    assert page_of(job) not in as_ann.get("/").content.decode()
+    assert status_of(job) == JobStatus.CANCELING
+
+
+# --- when something is wrong ---
+
+
+def test_a_page_that_is_not_there_says_so_in_our_look(as_ann: Client) -> None:
+    answer = as_ann.get("/nothing/")
+
+    assert answer.status_code == 404
+    assert "There is nothing here" in answer.content.decode()
+    assert "genflow.css" in answer.content.decode()
+
+
+def test_an_error_of_ours_has_a_page_too(as_ann: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_ann.raise_request_exception = False
+    monkeypatch.setattr("jobs.pages.word_of", lambda job: 1 / 0)
+    as_ann.post("/new/", form_values())
+
+    answer = as_ann.get("/")
+
+    assert answer.status_code == 500
+    assert "Something went wrong here" in answer.content.decode()
+
+
+def test_a_job_queued_for_later_without_an_error_only_waits(as_ann: Client, ann: User) -> None:
+    job = waiting_job(ann)
+    Job.objects.update(run_after=Now() + timedelta(hours=1))
+
+    assert "Waiting for its turn" in as_ann.get(page_of(job)).content.decode()
