@@ -11,6 +11,9 @@ urlpatterns = [
     path("", pages.job_list, name="job-list"),
     path("older/<uuid:before>/", pages.job_list, name="job-list"),
     path("new/", pages.job_new, name="job-new"),
+    # Where the form goes: a browser forgets the page of an address that it has posted to, and with it the
+    # form's key, which the back button is to bring again.
+    path("new/send/", pages.job_new, name="job-send"),
     path("new/like/<uuid:like>/", pages.job_new, name="job-new"),
     path("jobs/<uuid:pk>/", pages.job_detail, name="job-detail"),
     path("jobs/<uuid:pk>/fragment/", pages.job_fragment, name="job-fragment"),

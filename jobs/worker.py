@@ -97,7 +97,8 @@ class Worker:
         # The name need not be unique: the token proves ownership, this is for people.
         host = name or socket.gethostname()
         self.worker_id = f"{host[:150]}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.backends = [Backend.objects.register(url) for url in urls]
+        self.urls = urls
+        self.backends: list[Backend] = []
         self.renewer = Renewer(options.lease, options.poll)
         self.bell = Bell()
         self.listener = Listener(self.heard)
@@ -109,7 +110,14 @@ class Worker:
 
     def run(self) -> bool:
         """Work until told to stop or, draining, until nothing is left. Return False if a thread died."""
-        self.housekeeper.probe_all()
+        try:
+            return self._run()
+        finally:
+            connection.close()
+
+    def _run(self) -> bool:
+        while not self._stopping.is_set() and not self._try(self.meet_backends):
+            pass
         helpers = [
             self._thread(target)
             for target in (self.renewer.run, self.listener.run, self.housekeeper.run)
@@ -125,6 +133,12 @@ class Worker:
             thread.join(1.0)
         logger.info("worker.stopped", extra={"worker_id": self.worker_id})
         return not self._broken
+
+    def meet_backends(self) -> bool:
+        """Look up or make the backends' rows, and see which of them answer."""
+        self.backends[:] = [Backend.objects.register(url) for url in self.urls]
+        self.housekeeper.probe_all()
+        return True
 
     def stop(self) -> None:
         """Ask for a polite stop. Only sets events, so a signal handler may call it."""
@@ -172,18 +186,19 @@ class Worker:
         try:
             while not self._stopping.is_set():
                 rings = self.bell.rings
-                if self._try_once() or self._stopping.is_set():
+                if self._try(self.run_once) or self._stopping.is_set():
                     continue
-                if self.options.drain and self._is_drained():
+                if self.options.drain and self._try(self._is_drained):
                     return
                 # Jitter, so that many workers do not ask in step.
                 self.bell.wait(rings, self.options.poll * random.uniform(0.75, 1.25))  # noqa: S311
         finally:
             connection.close()
 
-    def _try_once(self) -> bool:
+    def _try(self, act: Callable[[], bool]) -> bool:
+        """Do what needs the database; if that is away, pause and return False."""
         try:
-            return self.run_once()
+            return act()
         except (OperationalError, InterfaceError) as exc:
             logger.warning("worker.database_away", extra={"reason": str(exc).strip()})
             connection.close()
@@ -191,11 +206,7 @@ class Worker:
             return False
 
     def _is_drained(self) -> bool:
-        try:
-            return not Job.objects.unfinished().exists()
-        except (OperationalError, InterfaceError):
-            connection.close()
-            return False
+        return not Job.objects.unfinished().exists()
 
     def run_once(self) -> bool:
         """Claim one job and take it as far as it goes. Return False if there was nothing to do."""

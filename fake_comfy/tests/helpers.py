@@ -150,7 +150,7 @@ def ending(entry: Json) -> tuple[str, Json]:
 
 
 def is_idle(fake: FakeComfy) -> bool:
-    return get(fake, "/prompt").json() == {"exec_info": {"queue_remaining": 0}}
+    return bool(get(fake, "/prompt").json() == {"exec_info": {"queue_remaining": 0}})
 
 
 def wait_until(condition: Callable[[], T | None], seconds: float = TIMEOUT_SECONDS) -> T:

@@ -131,7 +131,9 @@ def diary(job: Job) -> list[str]:
 
 def make_worker(url: str, **options: Any) -> Worker:
     """A worker to step with `run_once`: it polls fast, and its threads do not run."""
-    return Worker([url], Options.from_settings(**{"poll": 0.05, "retry_base": 0.01} | options))
+    worker = Worker([url], Options.from_settings(**{"poll": 0.05, "retry_base": 0.01} | options))
+    worker.meet_backends()
+    return worker
 
 
 def run_until_done(job: Job, worker: Worker, tries: int = 10) -> Job:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import connection
 from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
@@ -17,7 +16,7 @@ from pytest_django import Settings
 from jobs.models import Asset, Blob, Job
 from jobs.pages import PAGE_SIZE
 from jobs.status import JobStatus, Step
-from jobs.tests.helpers import make_user, photo_bytes
+from jobs.tests.helpers import make_user, photo_bytes, start
 from jobs.tests.helpers_pages import (
     failed_job,
     finished_job,
@@ -184,7 +183,9 @@ def test_a_prompt_is_shown_as_text(as_ann: Client, ann: User) -> None:
 
 
 def test_a_photo_and_a_prompt_make_a_job(as_ann: Client, ann: User) -> None:
-    answer = as_ann.post("/new/", form_values(prompt="  by the sea ", seed=2**64 - 1, width=""))
+    answer = as_ann.post(
+        "/new/send/", form_values(prompt="  by the sea ", seed=2**64 - 1, width="")
+    )
 
     job = Job.objects.get()
     assert answer["Location"] == page_of(job)
@@ -226,7 +227,7 @@ def test_the_form_shows_the_defaults(as_ann: Client) -> None:
 def test_a_wrong_field_is_told_beside_it_and_nothing_is_lost(
     as_ann: Client, field: str, value: str, sentence: str
 ) -> None:
-    answer = as_ann.post("/new/", form_values(negative_prompt="no hats", **{field: value}))
+    answer = as_ann.post("/new/send/", form_values(negative_prompt="no hats", **{field: value}))
 
     page = answer.content.decode()
     assert answer.status_code == 422
@@ -246,7 +247,7 @@ def test_a_wrong_field_is_told_beside_it_and_nothing_is_lost(
     ],
 )
 def test_a_bad_photo_is_told_in_a_sentence(as_ann: Client, content: bytes, sentence: str) -> None:
-    answer = as_ann.post("/new/", form_values(photo=SimpleUploadedFile("me.jpg", content)))
+    answer = as_ann.post("/new/send/", form_values(photo=SimpleUploadedFile("me.jpg", content)))
 
     assert answer.status_code == 422
     assert sentence in answer.content.decode()
@@ -255,7 +256,7 @@ def test_a_bad_photo_is_told_in_a_sentence(as_ann: Client, content: bytes, sente
 def test_a_photo_above_the_limit_is_refused(as_ann: Client, settings: Settings) -> None:
     settings.GENFLOW_PHOTO_MAX_BYTES = 100
 
-    answer = as_ann.post("/new/", form_values())
+    answer = as_ann.post("/new/send/", form_values())
 
     assert "larger than 100 bytes" in answer.content.decode()
 
@@ -267,13 +268,13 @@ def test_any_file_name_will_do(as_ann: Client, name: str) -> None:
     photo = SimpleUploadedFile("x.jpg", photo_bytes(), "image/jpeg")
     photo._name = name  # type: ignore[attr-defined]  # what a browser would send
 
-    assert as_ann.post("/new/", form_values(photo=photo)).status_code == 302
+    assert as_ann.post("/new/send/", form_values(photo=photo)).status_code == 302
 
 
 def test_a_full_queue_is_told_and_the_form_is_kept(as_ann: Client, settings: Settings) -> None:
     settings.GENFLOW_QUEUE_LIMIT = 0
 
-    answer = as_ann.post("/new/", form_values(prompt="by the sea"))
+    answer = as_ann.post("/new/send/", form_values(prompt="by the sea"))
 
     assert answer.status_code == 429
     assert int(answer["Retry-After"]) > 0
@@ -285,8 +286,8 @@ def test_a_full_queue_is_told_and_the_form_is_kept(as_ann: Client, settings: Set
 def test_the_same_form_sent_twice_makes_one_job(as_ann: Client) -> None:
     key = as_ann.get("/new/").context["form"]["key"].value()
 
-    first = as_ann.post("/new/", form_values(key=key))
-    second = as_ann.post("/new/", form_values(key=key))
+    first = as_ann.post("/new/send/", form_values(key=key))
+    second = as_ann.post("/new/send/", form_values(key=key))
 
     assert Job.objects.count() == 1
     assert second["Location"] == first["Location"]
@@ -295,15 +296,17 @@ def test_the_same_form_sent_twice_makes_one_job(as_ann: Client) -> None:
 def test_a_form_that_was_changed_makes_another_job(as_ann: Client) -> None:
     key = as_ann.get("/new/").context["form"]["key"].value()
 
-    as_ann.post("/new/", form_values(key=key))
-    as_ann.post("/new/", form_values(key=key, prompt="another"))
+    as_ann.post("/new/send/", form_values(key=key))
+    as_ann.post("/new/send/", form_values(key=key, prompt="another"))
 
     assert Job.objects.count() == 2
 
 
 def test_a_form_opened_anew_makes_another_job(as_ann: Client) -> None:
     for _ in range(2):
-        as_ann.post("/new/", form_values(key=as_ann.get("/new/").context["form"]["key"].value()))
+        as_ann.post(
+            "/new/send/", form_values(key=as_ann.get("/new/").context["form"]["key"].value())
+        )
 
     assert Job.objects.count() == 2
 
@@ -319,13 +322,9 @@ def test_a_double_click_makes_one_job(as_ann: Client) -> None:
         browser.cookies = as_ann.cookies
         values = form_values(key=key)
         gate.wait(10)
-        locations.append(browser.post("/new/", values)["Location"])
-        connection.close()
+        locations.append(browser.post("/new/send/", values)["Location"])
 
-    presses = [threading.Thread(target=press) for _ in range(2)]
-    for thread in presses:
-        thread.start()
-    for thread in presses:
+    for thread in [start(press) for _ in range(2)]:
         thread.join(20)
 
     assert Job.objects.count() == 1
@@ -333,7 +332,7 @@ def test_a_double_click_makes_one_job(as_ann: Client) -> None:
 
 
 def test_an_earlier_jobs_settings_fill_the_form_but_for_the_seed(as_ann: Client, ann: User) -> None:
-    as_ann.post("/new/", form_values(prompt="by the sea", cfg="7.25", seed="42"))
+    as_ann.post("/new/send/", form_values(prompt="by the sea", cfg="7.25", seed="42"))
     job = Job.objects.get()
 
     page = as_ann.get(reverse("job-new", args=[job.pk])).content.decode()
@@ -347,7 +346,7 @@ def test_a_form_without_its_csrf_token_is_refused_in_words(ann: User) -> None:
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(ann)
 
-    answer = strict.post("/new/", form_values())
+    answer = strict.post("/new/send/", form_values())
 
     assert answer.status_code == 403
     assert "This form is out of date" in answer.content.decode()
@@ -566,7 +565,7 @@ def test_a_page_that_is_not_there_says_so_in_our_look(as_ann: Client) -> None:
 def test_an_error_of_ours_has_a_page_too(as_ann: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     as_ann.raise_request_exception = False
     monkeypatch.setattr("jobs.pages.word_of", lambda job: 1 / 0)
-    as_ann.post("/new/", form_values())
+    as_ann.post("/new/send/", form_values())
 
     answer = as_ann.get("/")
 
