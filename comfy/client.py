@@ -144,7 +144,6 @@ class ComfyClient:
     def __init__(
         self, base_url: str, *, connect_timeout: float = 5.0, read_timeout: float = 30.0
     ) -> None:
-        self.base_url = base_url
         self.address = Address.parse(base_url)
         self.connect_timeout = connect_timeout
         self.read_timeout = read_timeout

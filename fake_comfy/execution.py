@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any, Final
 
 from fake_comfy import errors, pictures
@@ -159,7 +158,7 @@ class PromptRun:
             await self._show_progress(step + 1, steps, sitting)
 
     async def _run_nodes(self) -> None:
-        order = list(_in_order(self.graph, self._wanted))
+        order = _in_order(self.graph, self._wanted)
         signatures = _signatures(self.graph, order, self.files)
         known = self._engine.cache
         cached = [n for n in self.graph if n in order and signatures[n] in known]
@@ -299,18 +298,19 @@ class PromptRun:
         }
 
 
-def _in_order(graph: Json, wanted: list[str]) -> Iterator[str]:
+def _in_order(graph: Json, wanted: list[str]) -> list[str]:
     """The nodes that the wanted outputs need, each after what it needs itself."""
-    seen: set[str] = set()
-    waiting = [(node_id, False) for node_id in reversed(wanted)]
-    while waiting:  # not recursive: a graph may be deeper than the stack
-        node_id, sources_done = waiting.pop()
-        if sources_done:
-            yield node_id
-        elif node_id not in seen:
-            seen.add(node_id)
-            waiting.append((node_id, True))
-            waiting += [(source, False) for source in _sources(graph[node_id])]
+    order: dict[str, None] = {}
+
+    def visit(node_id: str) -> None:
+        if node_id not in order:
+            for source in _sources(graph[node_id]):
+                visit(source)
+            order[node_id] = None
+
+    for node_id in wanted:
+        visit(node_id)
+    return list(order)
 
 
 def _sources(node: Json) -> list[str]:

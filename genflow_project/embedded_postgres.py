@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import os
 import pwd
+import re
 import shlex
 import shutil
 import subprocess
@@ -245,7 +246,7 @@ class Server:
                 time.sleep(0.1)
             self.discard_foreign_pid_file()
             time.sleep(0.2 * attempt)
-        raise EmbeddedPostgresError(f"The database does not start; {self.log} says why. {ADVICE}")
+        raise self.error("The database does not start")
 
     def start_watcher(self) -> None:
         watcher = [sys.executable, "-I", __file__, str(self.folder.parent)]
@@ -340,7 +341,12 @@ class Server:
 
     def must_run(self, program: str, *arguments: str, sql: str = "") -> None:
         if self.run(program, *arguments, sql=sql) != 0:
-            raise EmbeddedPostgresError(f"{program} failed; {self.log} says why. {ADVICE}")
+            raise self.error(f"{program} failed")
+
+    def error(self, what: str) -> EmbeddedPostgresError:
+        lines = self.log.read_text(errors="replace").splitlines()
+        why = [line for line in lines if re.search("FATAL|error:", line)][-1:]
+        return EmbeddedPostgresError(". ".join([what, *why, f"See {self.log}", ADVICE]))
 
     def run(self, program: str, *arguments: str, sql: str = "") -> int:
         """Run a program of Postgres as the server's user, its output in the log; return its exit status.

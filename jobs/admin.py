@@ -221,6 +221,7 @@ class JobAdmin(ForLooking):
                 {
                     "fields": (
                         "backend",
+                        "refused_by",
                         "worker_id",
                         "fencing_token",
                         "lease_expires_at",
@@ -393,7 +394,15 @@ class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         "prompts",
         "prompt_limit",
     )
-    readonly_fields = ("shown_reason", "last_seen_at", "version", "prompts", "shown_lacks")
+    readonly_fields = (
+        "shown_reason",
+        "failures",
+        "rest_until",
+        "last_seen_at",
+        "version",
+        "prompts",
+        "shown_lacks",
+    )
     fields = ("name", "status", "prompt_limit", *readonly_fields)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Backend]:
@@ -412,8 +421,8 @@ class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def save_model(self, request: HttpRequest, obj: Backend, form: Any, change: bool) -> None:
         """Write what was changed and no more: workers write to this row as well."""
         changed = {name: form.cleaned_data[name] for name in form.changed_data}
-        if "status" in changed:
-            changed["reason"] = ""
+        if "status" in changed:  # whatever made it rest is seen to
+            changed |= {"reason": "", "failures": 0, "rest_until": None}
         Backend.objects.filter(pk=obj.pk).update(**changed)
 
     @admin.display(description="status")

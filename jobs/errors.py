@@ -11,16 +11,15 @@ from typing import Any, Final
 
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import Error as DatabaseError
-from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
-from psycopg.errors import ReadOnlySqlTransaction
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_exception_handler
 
 from jobs.models import QueueFull
+from jobs.outage import is_outage
 from jobs.photos import BadPhoto
 
 CODES: Final = {
@@ -83,7 +82,7 @@ def _translated(exc: Exception) -> Exception:
             return ApiError(413, CODES[413], "The text fields are too large.")
         case SuspiciousOperation():
             return ApiError(400, CODES[400], "The request cannot be read.")
-        case DatabaseError() if _is_outage(exc):
+        case DatabaseError() if is_outage(exc):
             return ApiError(
                 503,
                 "database_unavailable",
@@ -96,13 +95,6 @@ def _translated(exc: Exception) -> Exception:
 def invalid(details: Any) -> ApiError:
     """Return the error for fields that are not valid. details: {field: [sentences]}."""
     return ApiError(422, CODES[422], f"Not valid: {', '.join(details)}.", details=details)
-
-
-def _is_outage(exc: Exception) -> bool:
-    """Whether the database is away or, amid a failover, read-only."""
-    return isinstance(exc, (OperationalError, InterfaceError)) or isinstance(
-        exc.__cause__, ReadOnlySqlTransaction
-    )
 
 
 def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:

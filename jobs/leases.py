@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # The part of a lease in which we act no more, as an act takes time too.
 MARGIN: Final = 0.1
+# Between two looks at a lease in doubt. Seconds.
+DOUBT_POLL: Final = 0.1
 # A cancel reaches a running job within this and a little, without any notification. Seconds.
 LONGEST_SILENCE: Final = 1.0
 
@@ -26,12 +28,15 @@ LONGEST_SILENCE: Final = 1.0
 class Lease:
     """Our right to one job. `wake` is set whenever whoever drives the job should look up."""
 
-    def __init__(self, job: Job, seconds: float, asked_at: float) -> None:
+    def __init__(
+        self, job: Job, seconds: float, asked_at: float, stopping: threading.Event
+    ) -> None:
         """asked_at: the monotonic time right before the lease was asked for, so never later than its start."""
         self.job = job
         self.seconds = seconds
         self.wake = threading.Event()
         self.cancel_requested = False
+        self._stopping = stopping
         self._lost = False
         self._ends_at = 0.0
         self.extend(asked_at)
@@ -54,9 +59,14 @@ class Lease:
             self.wake.set()
 
     def check(self) -> None:
-        """Raise LeaseLost if the job may be someone else's by now."""
-        if self.remaining() <= 0:
-            raise LeaseLost(self.job)
+        """Return when the job is ours beyond doubt, or raise LeaseLost.
+
+        A lease that could not be renewed in time is in doubt: nothing is done until the database says whether
+        somebody else took the job meanwhile.
+        """
+        while self.remaining() <= 0:
+            if self._lost or self._stopping.wait(DOUBT_POLL):
+                raise LeaseLost(self.job)
 
     def check_wanted(self) -> None:
         """Raise LeaseLost, or CancelRequested if the picture is not wanted any more."""
@@ -68,8 +78,11 @@ class Lease:
 class Renewer:
     """Renews the leases of a process in one statement, on its own thread and connection, to the last write."""
 
-    def __init__(self, lease_seconds: float, every_seconds: float) -> None:
+    def __init__(
+        self, lease_seconds: float, every_seconds: float, stopping: threading.Event
+    ) -> None:
         self.lease_seconds = lease_seconds
+        self._stopping = stopping
         self.every_seconds = min(every_seconds, lease_seconds / 3, LONGEST_SILENCE)
         self._held: dict[object, Lease] = {}
         self._lock = threading.Lock()
@@ -77,7 +90,7 @@ class Renewer:
         self._closed = False
 
     def hold(self, job: Job, asked_at: float) -> Lease:
-        lease = Lease(job, self.lease_seconds, asked_at)
+        lease = Lease(job, self.lease_seconds, asked_at, self._stopping)
         with self._lock:
             self._held[job.pk] = lease
         return lease

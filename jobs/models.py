@@ -104,6 +104,11 @@ class BackendQuerySet(models.QuerySet["Backend"]):
     def usable(self) -> Self:
         return self.filter(status=Backend.Status.UP)
 
+    def alternatives_to(self, refused: Iterable[int | None], since: timedelta) -> Self:
+        """The others that were heard of lately, if only to rest."""
+        heard_of = self.filter(last_seen_at__gte=Now() - since)
+        return heard_of.exclude(status=Backend.Status.DISABLED).exclude(pk__in=refused)
+
 
 class Backend(models.Model):
     """One ComfyUI server."""
@@ -117,6 +122,10 @@ class Backend(models.Model):
     url = models.CharField(max_length=500, unique=True)
     status = models.CharField(max_length=10, choices=Status, default=Status.UP)
     reason = models.TextField(blank=True, help_text="Why it rests, in the words of the last error.")
+    failures = models.PositiveSmallIntegerField(
+        default=0, help_text="Rests since its last good run; above 0 it gets one job at a time."
+    )
+    rest_until = models.DateTimeField(null=True, blank=True)
     prompt_limit = models.PositiveSmallIntegerField(
         null=True,
         blank=True,
@@ -136,16 +145,26 @@ class Backend(models.Model):
         return self.name
 
     def seen(self, version: str) -> None:
-        """Note that it answered: a resting backend is up again."""
+        """Note that it answered: a backend that has rested long enough gets jobs again, at first one."""
         ours = Backend.objects.filter(pk=self.pk)
         ours.update(last_seen_at=Now(), version=version[:50])
-        ours.filter(status=Backend.Status.RESTING).update(status=Backend.Status.UP, reason="")
-
-    def rest(self, reason: str) -> None:
-        """Give it no more jobs until a probe is answered."""
-        Backend.objects.filter(pk=self.pk).usable().update(
-            status=Backend.Status.RESTING, reason=reason[:2000]
+        ours.filter(status=Backend.Status.RESTING, rest_until__lte=Now()).update(
+            status=Backend.Status.UP
         )
+
+    def rest(self, reason: str, pause: timedelta = timedelta()) -> None:
+        """Give it no more jobs for so long, and until it answers a probe."""
+        Backend.objects.filter(pk=self.pk).usable().update(
+            status=Backend.Status.RESTING,
+            reason=reason[:2000],
+            failures=F("failures") + 1,
+            rest_until=Now() + pause,
+        )
+        self.refresh_from_db(fields=["failures"])
+
+    def recovered(self) -> None:
+        """Note that a run came to an end on it: it is trusted with its full share again."""
+        Backend.objects.filter(pk=self.pk, failures__gt=0).usable().update(failures=0, reason="")
 
 
 @dataclass(frozen=True)
@@ -212,6 +231,13 @@ class JobQuerySet(models.QuerySet["Job"]):
                 self.seconds_per_job(),
             )
 
+    def seconds_canceling(self, job: Job) -> float:
+        """Return how long ago a cancel was asked for, by the database's clock."""
+        waited = (
+            self.filter(pk=job.pk).values_list(Now() - F("cancel_requested_at"), flat=True).first()
+        )
+        return waited.total_seconds() if waited is not None else 0.0
+
     def seconds_per_job(self) -> int:
         """Return how long one place in the queue takes to get free, from the last five minutes: 1 to 300."""
         window = timedelta(minutes=5)
@@ -256,22 +282,22 @@ class JobQuerySet(models.QuerySet["Job"]):
                 usable, free = self._places(backends, terms.prompts_per_backend)
                 movable = unattended if free else ()
                 job = self._abandoned([*backends, *movable]) or self._next_in_queue(
-                    [*usable, *movable], and_new=free is not None
+                    [*usable, *movable], free
                 )
                 if job is None:
                     return None
                 if job.is_abandoned and job.lost_workers >= terms.max_lost_workers:
                     self._give_up(job)
                     continue
-                stays = backends if job.status in HELD else usable
-                place = job.backend_id if job.backend_id in stays else free
-                return self._take(job, worker_id, place, terms.lease)
+                if job.backend_id not in (backends if job.status in HELD else usable):
+                    self._place(job, free)
+                return self._take(job, worker_id, terms.lease)
 
-    def _places(self, backends: Sequence[int], limit: int) -> tuple[Sequence[int], int | None]:
-        """Lock the usable ones of these backends; return them, and the least busy that has a place, if any."""
+    def _places(self, backends: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Lock the usable ones of these backends; return them, and those with a place, least busy first."""
         # Two statements: the count must not be older than the lock.
         usable = {
-            backend.pk: backend.prompt_limit or limit
+            backend.pk: 1 if backend.failures else backend.prompt_limit or limit
             for backend in Backend.objects.usable()
             .filter(pk__in=backends)
             .order_by("pk")  # one order for all, so that no two claims deadlock
@@ -286,7 +312,15 @@ class JobQuerySet(models.QuerySet["Job"]):
             .annotate(models.Count("pk"))
         )
         free = [pk for pk in usable if busy.get(pk, 0) < usable[pk]]
-        return list(usable), min(free, key=lambda pk: busy.get(pk, 0), default=None)
+        return list(usable), sorted(free, key=lambda pk: busy.get(pk, 0))
+
+    @staticmethod
+    def _place(job: Job, free: Sequence[int]) -> None:
+        """Give a job that has no backend, or must leave it, a free one that has not refused it."""
+        if job.backend_id is not None:
+            job.checkpoints.all().delete()
+            job.step = Step.UPLOAD
+        job.backend_id = next((pk for pk in free if pk not in job.refused_by), free[0])
 
     def _abandoned(self, backends: Sequence[int]) -> Job | None:
         return (
@@ -296,11 +330,11 @@ class JobQuerySet(models.QuerySet["Job"]):
             .first()
         )
 
-    def _next_in_queue(self, backends: Sequence[int], *, and_new: bool) -> Job | None:
-        """Return the first that is due, among those placed on these backends and, if wanted, the new ones."""
-        startable = (
-            Q(backend__in=backends) | Q(backend=None) if and_new else Q(backend__in=backends)
-        )
+    def _next_in_queue(self, placed: Sequence[int], free: Sequence[int]) -> Job | None:
+        """Return the first that is due: placed on one of the former backends, or new to one of the latter."""
+        startable = Q(backend__in=placed)
+        if free:
+            startable |= Q(backend=None) & ~Q(refused_by__contains=free)
         return (
             self.filter(startable, status=JobStatus.QUEUED, run_after__lte=Now())
             .order_by("-priority", "turn", "pk")
@@ -308,25 +342,21 @@ class JobQuerySet(models.QuerySet["Job"]):
             .first()
         )
 
-    def _take(self, job: Job, worker_id: str, backend_id: int | None, lease: timedelta) -> Job:
-        """Make the locked job ours, to be done on this backend."""
+    def _take(self, job: Job, worker_id: str, lease: timedelta) -> Job:
+        """Make the locked job ours."""
         lost = {"lost_worker": job.worker_id} if job.is_abandoned else {}
-        if job.backend_id not in (None, backend_id):
-            job.checkpoints.all().delete()
-            job.step = Step.UPLOAD
         if job.status == JobStatus.QUEUED:
             job.status = JobStatus.RUNNING
         job.fencing_token += 1
         job.worker_id = worker_id
         job.lost_workers += len(lost)
-        job.backend_id = backend_id
         self.filter(pk=job.pk).update(
             status=job.status,
             step=job.step,
             fencing_token=job.fencing_token,
             worker_id=worker_id,
             lost_workers=job.lost_workers,
-            backend_id=backend_id,
+            backend_id=job.backend_id,
             lease_expires_at=Now() + lease,
             started_at=Coalesce("started_at", Now()),
         )
@@ -428,13 +458,19 @@ class JobQuerySet(models.QuerySet["Job"]):
                 JobEvent.Kind.RETRY, code=failure.code, seconds=round(delay.total_seconds(), 3)
             )
 
-    def hand_back(self, job: Job, reason: str, *, keep_backend: bool = True) -> None:
+    def hand_back(
+        self, job: Job, reason: str, *, keep_backend: bool = True, refused: bool = False
+    ) -> None:
         """Put a job back at its last checkpoint without charge.
 
-        keep_backend: its prompt may be there, so whoever goes on must look there first.
+        keep_backend: its prompt may be there, so whoever goes on must look there first. refused: its backend
+        lacks something that the job needs and is not to be asked again.
         """
+        moved: dict[str, Any] = {} if keep_backend else {"backend": None, "step": Step.UPLOAD}
+        if refused:
+            moved["refused_by"] = [*job.refused_by, job.backend_id]
         with transaction.atomic():
-            self._requeue(job, run_after=Now(), **({} if keep_backend else {"backend": None}))
+            self._requeue(job, run_after=Now(), **moved)
             if not keep_backend:
                 job.checkpoints.all().delete()
             job.record(JobEvent.Kind.HANDED_BACK, reason=reason)
@@ -579,6 +615,9 @@ class Job(models.Model):
         related_name="jobs",
         db_index=False,
     )
+
+    # Ids of the backends that lack a model or a node of its graph.
+    refused_by = models.JSONField(default=list, blank=True)
 
     progress = models.JSONField(null=True, blank=True)
     error = models.JSONField(null=True, blank=True)

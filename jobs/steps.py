@@ -31,7 +31,7 @@ from comfy.events import EventStream, ProgressTracker
 from comfy.graph import OUTPUT_NODE
 from comfy.pictures import Picture, read_picture
 from jobs.leases import Lease
-from jobs.models import Asset, Job
+from jobs.models import Asset, Backend, Job
 from jobs.status import Step
 from jobs.wire import SUBFOLDER, expected_files, is_ours, on_the_wire, usable_prefixes
 
@@ -60,6 +60,7 @@ class Work:
     """A held job and what its steps need to do it."""
 
     job: Job
+    backend: Backend
     client: ComfyClient
     lease: Lease
     done: dict[str, dict[str, Any]]
@@ -158,7 +159,7 @@ def wait(work: Work) -> dict[str, Any]:
     Raises the run's own error, PromptLost, or BackendStuck after `stall_seconds` without a sign of life.
     """
     watch = Watch(work)
-    stream = EventStream(work.client.base_url, client_id=work.job.prompt_id, on_message=watch.hear)
+    stream = EventStream(work.backend.url, client_id=work.job.prompt_id, on_message=watch.hear)
     stream.start()
     try:
         while (run := watch.look()) is None:
@@ -205,6 +206,9 @@ class Watch:
             if sighting.run.error is not None:
                 raise sighting.run.error
             return sighting.run
+        if sighting.copies > 1:
+            # A worker that was frozen on its way to POST /prompt sent it too. One is enough.
+            self.work.client.delete_pending(self.work.job.prompt_id)
         self.check_life(sighting)
         return None
 

@@ -15,14 +15,20 @@ from datetime import timedelta
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, OperationalError, connection
+from django.db import Error as DatabaseError
+from django.db import connection
 
 from comfy.client import ComfyClient, Place
 from comfy.errors import (
+    BackendStuck,
     BadPicture,
+    BrokenContext,
     ComfyError,
     ErrorKind,
     Interrupted,
+    ModelMissing,
+    NodeMissing,
+    NotConnected,
     OutOfMemory,
     OutputMissing,
     RunFailed,
@@ -32,6 +38,7 @@ from jobs.bell import Bell, Listener
 from jobs.housekeeping import Housekeeper
 from jobs.leases import Lease, Renewer
 from jobs.models import Backend, CancelRequested, Failure, Job, LeaseLost, Terms
+from jobs.outage import is_outage
 from jobs.status import JobStatus, Step
 from jobs.steps import STEPS, Stopping, Work, download, forget
 
@@ -39,6 +46,10 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# After these another backend may do better.
+LACKING: Final = (ModelMissing, NodeMissing)
+# A backend silent for longer is not waited for. A restart with many nodes takes minutes.
+HEARD_OF_LATELY: Final = timedelta(minutes=10)
 # After these the drawing itself is of no use.
 SPOILED: Final = (RunFailed, Interrupted, OutputMissing, BadPicture)
 # Between two looks whether ComfyUI has obeyed a cancel. Seconds.
@@ -99,12 +110,12 @@ class Worker:
         self.worker_id = f"{host[:150]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.urls = urls
         self.backends: list[Backend] = []
-        self.renewer = Renewer(options.lease, options.poll)
+        self._stopping = threading.Event()
+        self._broken = False
+        self.renewer = Renewer(options.lease, options.poll, self._stopping)
         self.bell = Bell()
         self.listener = Listener(self.heard)
         self.housekeeper = Housekeeper(self.backends, every_seconds=min(5.0, options.lease / 3))
-        self._stopping = threading.Event()
-        self._broken = False
 
     # --- the process ---
 
@@ -199,9 +210,8 @@ class Worker:
         """Do what needs the database; if that is away, pause and return False."""
         try:
             return act()
-        except (OperationalError, InterfaceError) as exc:
-            logger.warning("worker.database_away", extra={"reason": str(exc).strip()})
-            connection.close()
+        except DatabaseError as exc:
+            disconnect(exc)
             self._stopping.wait(DATABASE_PAUSE)
             return False
 
@@ -233,6 +243,7 @@ class Worker:
         with ComfyClient(job.backend.url) as client:
             work = Work(
                 job=job,
+                backend=job.backend,
                 client=client,
                 lease=lease,
                 done=dict(job.checkpoints.values_list("step", "result")),
@@ -248,6 +259,16 @@ class Worker:
                 self._attempt(work)
             except LeaseLost as exc:
                 logger.warning("job.lease_lost", extra=job.log_context() | {"reason": str(exc)})
+                self._stop_unwanted(work)
+
+    def _stop_unwanted(self, work: Work) -> None:
+        """If the job was deleted or ended by hand, nobody else will stop its prompt."""
+        try:
+            if not Job.objects.unfinished().filter(pk=work.job.pk).exists():
+                self._is_gone(work)
+        except (DatabaseError, ComfyError) as exc:
+            logger.warning("job.not_stopped", extra=work.job.log_context() | {"reason": str(exc)})
+            connection.close()
 
     def _attempt(self, work: Work) -> None:
         try:
@@ -288,6 +309,8 @@ class Worker:
             work.lease, Job.objects.checkpoint, work.job, step, result, self.options.terms.lease
         )
         work.done[step] = result
+        if step == Step.WAIT:
+            self._save(work.lease, work.backend.recovered)
         return False
 
     def _finish(self, work: Work) -> bool:
@@ -313,20 +336,42 @@ class Worker:
             self._save(lease, Job.objects.resubmit, job, self.options.terms.lease)
             work.done.clear()
             return False
-        if error.kind in (ErrorKind.LOST, ErrorKind.PERMANENT):
+        if isinstance(error, LACKING) and self._has_alternative(job):
+            self._save(
+                lease, Job.objects.hand_back, job, error.code, keep_backend=False, refused=True
+            )
+        elif error.kind in (ErrorKind.LOST, ErrorKind.PERMANENT):
             if isinstance(error, OutOfMemory):
                 self._free_memory(work)
             self._save(lease, Job.objects.fail, job, failure)
         elif error.kind == ErrorKind.BACKEND:
-            assert job.backend is not None
-            self._save(lease, job.backend.rest, str(error))
-            self._save(
-                lease, Job.objects.hand_back, job, error.code, keep_backend=job.step != Step.UPLOAD
-            )
+            self._rest_backend(work, error, failure)
         else:
             redraw = isinstance(error, SPOILED)
             self._retry_or_fail(work, failure, redraw=redraw, at_least=error.retry_after)
         return True
+
+    def _has_alternative(self, job: Job) -> bool:
+        refused = [*job.refused_by, job.backend_id]
+        return Backend.objects.alternatives_to(refused, HEARD_OF_LATELY).exists()
+
+    def _rest_backend(self, work: Work, error: ComfyError, failure: Failure) -> None:
+        """The backend is at fault: it rests, and the job goes back without charge."""
+        job, backend = work.job, work.backend
+        # One that refuses connections is probed cheaply; what else is wrong only the next job can find out.
+        refuses = isinstance(error, NotConnected)
+        longest = 0.0 if refuses else self.options.retry_max
+        pause = backoff(backend.failures + 1, self.options.retry_base, longest)
+        self._save(work.lease, backend.rest, str(error), pause)
+        if isinstance(error, BrokenContext):
+            # This job may be what breaks it.
+            self._retry_or_fail(work, failure, redraw=True)
+            return
+        # A stuck one may never draw it.
+        keep = job.step != Step.UPLOAD and not isinstance(error, BackendStuck)
+        if isinstance(error, BackendStuck):
+            self._try_to_drop(work)
+        self._save(work.lease, Job.objects.hand_back, job, error.code, keep_backend=keep)
 
     def _retry_or_fail(
         self, work: Work, failure: Failure, *, redraw: bool, at_least: float | None = None
@@ -337,6 +382,13 @@ class Worker:
             return
         delay = backoff(job.attempt, self.options.retry_base, self.options.retry_max, at_least)
         self._save(work.lease, Job.objects.retry, job, failure, delay, redraw=redraw)
+
+    def _try_to_drop(self, work: Work) -> None:
+        """Take the prompt from a stuck backend, if it lets us: another will draw it."""
+        try:
+            self._is_gone(work)
+        except ComfyError as error:
+            logger.warning("backend.stuck", extra=work.job.log_context() | {"reason": str(error)})
 
     def _free_memory(self, work: Work) -> None:
         """Make room for the next job; this one has failed whether it works or not."""
@@ -369,9 +421,10 @@ class Worker:
         """Ask until the prompt is seen to be gone. Return what the diary should say if it never was."""
         if work.job.step == Step.UPLOAD:  # it was never sent
             return {}
-        deadline = time.monotonic() + self.options.cancel
+        waited = self._save(work.lease, Job.objects.seconds_canceling, work.job)
+        deadline = time.monotonic() + self.options.cancel - waited
         reason = "it did not stop"
-        while time.monotonic() < deadline:
+        while True:
             work.lease.check()
             if self._stopping.is_set():
                 raise Stopping
@@ -380,9 +433,10 @@ class Worker:
                     return {}
             except ComfyError as error:
                 reason = str(error)
+            if time.monotonic() > deadline:
+                return {"note": "the GPU may still draw it", "reason": reason}
             work.lease.wake.wait(CANCEL_POLL)
             work.lease.wake.clear()
-        return {"note": "the GPU may still draw it", "reason": reason}
 
     def _is_gone(self, work: Work) -> bool:
         """Tell the backend to drop the prompt. Return whether it had no such prompt left."""
@@ -406,10 +460,17 @@ class Worker:
             lease.check()
             try:
                 return write(*args, **kwargs)
-            except (OperationalError, InterfaceError) as exc:
-                logger.warning("worker.database_away", extra={"reason": str(exc).strip()})
-                connection.close()
+            except DatabaseError as exc:
+                disconnect(exc)
                 time.sleep(DATABASE_PAUSE)
+
+
+def disconnect(exc: DatabaseError) -> None:
+    """Let go of a connection that failed, or raise what no new connection would mend."""
+    if not is_outage(exc):
+        raise exc
+    logger.warning("worker.database_away", extra={"reason": str(exc).strip()})
+    connection.close()
 
 
 def failure_of(error: ComfyError) -> Failure:

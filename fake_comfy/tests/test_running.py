@@ -51,7 +51,12 @@ def test_the_same_photo_prompt_and_seed_give_the_same_picture(fake: FakeComfy) -
 def test_another_photo_prompt_or_seed_gives_another_picture(fake: FakeComfy) -> None:
     upload(fake, "other.png", png("other"))
 
-    changes = [{}, {"n3__seed": 2}, {"n6__text": "smiling"}, {"n12__image": "other.png"}]
+    changes: list[Json] = [
+        {},
+        {"n3__seed": 2},
+        {"n6__text": "smiling"},
+        {"n12__image": "other.png"},
+    ]
     pictures = {draw(fake, **change) for change in changes}
 
     assert len(pictures) == len(changes)
@@ -70,7 +75,7 @@ def test_the_picture_has_the_size_asked_for_and_is_not_flat(fake: FakeComfy) -> 
 
     with Image.open(io.BytesIO(picture(fake, entry).content)) as image:
         assert image.size == (96, 160)
-        assert all(high - low > 50 for low, high in image.convert("RGB").getextrema())
+        assert len(image.convert("L").getcolors() or ()) > 50
 
 
 def test_the_picture_carries_the_graph_and_the_extra_texts(fake: FakeComfy) -> None:
@@ -249,18 +254,3 @@ def test_the_requests_are_on_record_but_not_those_of_the_tests(fake: FakeComfy) 
     assert (uploaded.method, uploaded.path) == ("POST", "/upload/image")
     assert submitted.json["prompt_id"] == prompt_id
     assert (asked.path, asked.query, asked.headers["X-Mark"]) == ("/queue", {"x": "1"}, "here")
-
-
-def test_a_graph_deeper_than_the_stack_is_drawn(fake: FakeComfy) -> None:
-    made = graph()
-    previous = "4"
-    for number in range(100, 500):
-        inputs = {"model": [previous, 0], "lora_name": "add_detail.safetensors"}
-        made[str(number)] = {
-            "class_type": "LoraLoaderModelOnly",
-            "inputs": {**inputs, "strength_model": 1.0},
-        }
-        previous = str(number)
-    made["20"]["inputs"]["model"] = [previous, 0]
-
-    assert ending(run(fake, made))[0] == "execution_success"

@@ -141,6 +141,8 @@ def run_until_done(job: Job, worker: Worker, tries: int = 10) -> Job:
     for _ in range(tries):
         Job.objects.filter(pk=job.pk, status=JobStatus.QUEUED).update(run_after=Now())
         worker.run_once()
-        if (row := fresh(job)).is_final:
-            return row
-    raise AssertionError(f"after {tries} tries {row.status}: {row.error} {row.error_detail}")
+        if fresh(job).is_final:
+            break
+    row = fresh(job)
+    assert row.is_final, f"after {tries} tries {row.status}: {row.error} {row.error_detail}"
+    return row

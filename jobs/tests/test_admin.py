@@ -402,7 +402,7 @@ def test_an_operator_cannot_send_a_backend_to_rest(as_operator: Client) -> None:
 
 def test_a_resting_backend_may_be_renamed_or_put_up(as_operator: Client) -> None:
     backend = make_backend()
-    backend.rest("connection refused")
+    backend.rest("connection refused", timedelta(minutes=1))
     url = reverse("admin:jobs_backend_change", args=[backend.pk])
 
     as_operator.post(url, {"name": "big", "status": "resting", "prompt_limit": ""})
@@ -411,7 +411,7 @@ def test_a_resting_backend_may_be_renamed_or_put_up(as_operator: Client) -> None
 
     as_operator.post(url, {"name": "big", "status": "up", "prompt_limit": ""})
     backend.refresh_from_db()
-    assert (backend.status, backend.reason) == ("up", "")
+    assert (backend.status, backend.reason, backend.failures) == ("up", "", 0)
 
 
 def test_tokens_are_listed_and_deleted_but_never_shown(ann: User) -> None:

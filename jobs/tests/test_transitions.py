@@ -25,6 +25,7 @@ from jobs.tests.helpers import (
     diary,
     fresh,
     let_lease_expire,
+    make_backend,
     make_user,
     queue_job,
 )
@@ -331,8 +332,33 @@ def test_a_resting_backend_is_up_again_when_it_answers_but_a_disabled_one_is_not
     for backend in (resting, disabled):
         backend.seen("0.26.0")
 
-    rows = {b.name: (b.status, b.reason) for b in Backend.objects.all()}
-    assert rows == {"a.test": ("up", ""), "b.test": ("disabled", "")}
+    statuses = dict(Backend.objects.values_list("name", "status"))
+    assert statuses == {"a.test": "up", "b.test": "disabled"}
+
+
+def test_a_backend_rests_for_its_time_even_if_it_answers() -> None:
+    backend = make_backend()
+    backend.rest("stuck", timedelta(minutes=1))
+
+    backend.seen("0.26.0")
+
+    assert Backend.objects.get().status == Backend.Status.RESTING
+
+
+def test_a_backend_that_rested_gets_one_job_until_a_run_ends_well_on_it() -> None:
+    backend = make_backend()
+    backend.rest("stuck")
+    backend.seen("0.26.0")
+    for _ in range(3):
+        queue_job()
+
+    on_trial = [claim(), claim()]
+    backend.recovered()
+    trusted = claim()
+
+    assert [job is not None for job in on_trial] == [True, False]
+    assert trusted is not None
+    assert (Backend.objects.get().failures, Backend.objects.get().reason) == (0, "")
 
 
 def test_a_backends_name_shows_no_password() -> None:
