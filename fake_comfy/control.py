@@ -31,10 +31,8 @@ class Control:
         body = await _read(request)
         try:
             fault = Fault(str(body.pop("name", "")), **body)
-        except UnknownFault as exc:
+        except (UnknownFault, TypeError) as exc:
             return web.json_response({"error": str(exc), "known": FAULTS}, status=400)
-        except TypeError as exc:
-            return web.json_response({"error": str(exc)}, status=400)
         await self._machine.add_fault(self._door, fault)
         return await self.get_faults(request)
 

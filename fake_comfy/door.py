@@ -28,16 +28,17 @@ class Door:
         self._site = web.SockSite(self._runner, listener)
         await self._site.start()
 
-    async def close(self, seconds: float | None = None) -> None:
-        """Refuse connections and cut those that are there, for so many seconds (None: until opened)."""
+    async def close(self) -> None:
+        """Refuse connections, and cut those that are there."""
         self._cancel_reopening()
         if self._site is not None:
             await self._site.stop()
             self._site = None
             self._holder = bind(self._host, self.port)
         self._cut_connections()
-        if seconds is not None:
-            self._reopening = asyncio.create_task(self._reopen(seconds))
+
+    def open_after(self, seconds: float) -> None:
+        self._reopening = asyncio.create_task(self._reopen(seconds))
 
     async def remove(self) -> None:
         """Close for good and give the port away."""

@@ -61,6 +61,9 @@ class Engine:
                 await self._work_on(await self.queue.take())
         except errors.WorkerDied as exc:
             logger.warning("the worker died: %s", exc)
+        except Exception:
+            # A bug of ours. The real worker thread would be gone as well, but should not go quietly.
+            logger.exception("the worker died")
 
     def interrupt(self) -> None:
         """Stop whatever runs, at its next step. Forgotten if a run starts first, as in the real server."""
@@ -202,18 +205,16 @@ class PromptRun:
         return result
 
     async def _work(self, node_id: str) -> Result:
-        cls = self._class_of(node_id)
         try:
-            return await cls.work(self, **self._inputs(node_id, cls))
+            return await self._class_of(node_id).work(self, **self._inputs(node_id))
         except errors.RunEnded:
             raise
         except Exception as exc:  # whatever a node raises ends its run, never the worker
             raise errors.NodeFailed(type(exc).__name__, str(exc)) from exc
 
-    def _inputs(self, node_id: str, cls: NodeClass) -> Json:
-        given = self.graph[node_id]["inputs"]
-        names = [name for name in cls.required | cls.optional if name in given]
-        return {name: self._value(given[name]) for name in names}
+    def _inputs(self, node_id: str) -> Json:
+        given = _known_inputs(self.graph[node_id])
+        return {name: self._value(value) for name, value in given.items()}
 
     def _value(self, value: Any) -> Any:
         return self._results[value[0]].values[value[1]] if is_link(value) else value
@@ -284,9 +285,8 @@ class PromptRun:
         return {"node_id": self._node, "node_type": node_type, "executed": self._executed}
 
     def _failure(self, failed: errors.NodeFailed) -> Json:
-        cls = self._class_of(self._node)
-        inputs = self._inputs(self._node, cls)
-        if cls.hidden:
+        inputs = self._inputs(self._node)
+        if self._class_of(self._node).hidden:
             inputs |= {"prompt": self.graph, "extra_pnginfo": self._extra_pnginfo}
         return {
             **self._where(),
@@ -304,8 +304,9 @@ def _in_order(graph: Json, wanted: list[str]) -> list[str]:
 
     def visit(node_id: str) -> None:
         if node_id not in order:
-            for source in _sources(graph[node_id]):
-                visit(source)
+            for value in _known_inputs(graph[node_id]).values():
+                if is_link(value):
+                    visit(value[0])
             order[node_id] = None
 
     for node_id in wanted:
@@ -313,8 +314,11 @@ def _in_order(graph: Json, wanted: list[str]) -> list[str]:
     return list(order)
 
 
-def _sources(node: Json) -> list[str]:
-    return [value[0] for value in node["inputs"].values() if is_link(value)]
+def _known_inputs(node: Json) -> Json:
+    """The inputs that the class of a node has: what else a graph gives, nobody has checked."""
+    cls = NODES[node["class_type"]]
+    given = node["inputs"]
+    return {name: given[name] for name in cls.required | cls.optional if name in given}
 
 
 def _signatures(graph: Json, order: list[str], files: Files) -> dict[str, str]:
@@ -324,7 +328,7 @@ def _signatures(graph: Json, order: list[str], files: Files) -> dict[str, str]:
         node = graph[node_id]
         inputs = {
             name: [found[value[0]], value[1]] if is_link(value) else value
-            for name, value in sorted(node["inputs"].items())
+            for name, value in _known_inputs(node).items()
         }
         text = json.dumps([node["class_type"], inputs, _file_hash(node, files)])
         found[node_id] = hashlib.sha256(text.encode()).hexdigest()

@@ -70,8 +70,14 @@ class Fault:
         if self.path is None:
             return route != "/ws"
         *methods, path = self.path.split()
+        path = without_api(path)
         below = route == path or route.startswith(path.rstrip("/") + "/")
         return below and (not methods or method in methods)
+
+
+def without_api(path: str) -> str:
+    """The path without the /api that every route may have."""
+    return path.removeprefix("/api") if path.startswith("/api/") else path
 
 
 class UnknownFault(ValueError):

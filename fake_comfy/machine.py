@@ -50,8 +50,8 @@ class Machine:
         self.sockets.send("status", self.status)
 
     async def restart(self, door: Door, *, keep_files: bool, down_seconds: float) -> None:
-        """Lose all that a restart loses, and be away for a while."""
-        await door.close(None if self.faults.active("refuse") else down_seconds)
+        """Lose all that a restart loses, and be away for a while; else the port is open again on return."""
+        await door.close()
         self.stop()
         self.sockets.cut()
         self.queue.reset()
@@ -60,6 +60,12 @@ class Machine:
             self.files.wipe(*FOLDERS)
         self.stats.restarts += 1
         self.start()
+        if self.faults.active("refuse"):
+            return
+        if down_seconds:
+            door.open_after(down_seconds)
+        else:
+            await door.open()
 
     async def add_fault(self, door: Door, fault: Fault) -> None:
         """Let a fault strike: some at once if there is something to hit."""
@@ -94,15 +100,18 @@ class Machine:
         seconds = fault.seconds
         if seconds is None and fault.times is not None:
             seconds = REFUSE_SECONDS
+        await door.close()
         if seconds is None:
             self.faults.add(fault)  # to be seen among the active ones
-        await door.close(seconds)
+        else:
+            door.open_after(seconds)
 
     def _forget_queue(self) -> bool:
         if not self.queue.remaining:
             return False
         self.stop()
         self.queue.running = None
+        self.engine.current = None
         self.queue.pending.clear()
         self.tell_status()
         self._run_tasks()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from aiohttp import WSMsgType, web
+from aiohttp import BodyPartReader, WSMsgType, web
 from PIL import Image
 
 from fake_comfy.files import OutsideFolder, split_annotation
@@ -212,19 +212,18 @@ class Routes:
     # Files
 
     async def post_upload(self, request: web.Request) -> web.Response:
-        form: Any = await request.post()
-        if (image := form.get("image")) is None:
+        form = await _read_form(request)
+        if "image" not in form:
             return web.Response(status=400)
-        if not isinstance(image, web.FileField) and not hasattr(image, "file"):
+        filename, content = form["image"]
+        if not filename:
             raise TypeError("a text field where the file should be")
-        kind, subfolder = form.get("type") or "input", form.get("subfolder", "")
+        fields = {name: value.decode() for name, (_, value) in form.items() if name != "image"}
+        kind, subfolder = fields.get("type") or "input", fields.get("subfolder", "")
+        overwrite = fields.get("overwrite") in ("true", "1")
         try:
             name = self._machine.files.store_upload(
-                image.file.read(),
-                image.filename,
-                subfolder,
-                kind,
-                overwrite=form.get("overwrite") in ("true", "1"),
+                content, filename, subfolder, kind, overwrite=overwrite
             )
         except OutsideFolder:
             return web.Response(status=400)
@@ -364,6 +363,23 @@ def _extra_data(body: Json) -> Json:
     if "client_id" in body:
         extra_data["client_id"] = body["client_id"]
     return extra_data | {"create_time": milliseconds()}
+
+
+async def _read_form(request: web.Request) -> dict[str, tuple[str | None, bytes]]:
+    """The fields of a multipart form, each with its file name; of anything else: {}.
+
+    Not `request.post()`: it leaves temporary files open when a client goes away in the middle.
+    """
+    limit = FEATURES["max_upload_size"]
+    if (size := request.content_length or 0) > limit:
+        text = f"Maximum request body size {limit} exceeded."
+        raise web.HTTPRequestEntityTooLarge(limit, size, text=text)
+    form: dict[str, tuple[str | None, bytes]] = {}
+    if request.content_type == "multipart/form-data":
+        async for part in await request.multipart():
+            if isinstance(part, BodyPartReader) and part.name is not None:
+                form[part.name] = part.filename, bytes(await part.read())
+    return form
 
 
 def _feature_flags(message: Any) -> Json | None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from fake_comfy.faults import Fault, Faults
+from fake_comfy.faults import Fault, Faults, without_api
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,7 @@ class SeenRequest:
 
 
 def route_of(request: web.BaseRequest) -> str:
-    """The path without the /api that every route may have."""
-    path = request.path
-    return path.removeprefix("/api") if path.startswith("/api/") else path
+    return without_api(request.path)
 
 
 def server_in_trouble() -> web.Response:

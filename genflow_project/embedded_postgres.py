@@ -244,7 +244,7 @@ class Server:
                 if self.answers():
                     return
                 time.sleep(0.1)
-            self.discard_foreign_pid_file()
+            self.discard_foreign_locks()
             time.sleep(0.2 * attempt)
         raise self.error("The database does not start")
 
@@ -284,14 +284,15 @@ class Server:
         pid = self.pid_in_file()
         return pid is not None and str(self.data.resolve()) in command_of(pid)
 
-    def discard_foreign_pid_file(self) -> None:
-        """Remove the pid file if its pid is another process's, as after a reboot: Postgres would not start.
+    def discard_foreign_locks(self) -> None:
+        """Remove Postgres's lock files if their pid is another process's, as after a reboot, or a zombie's.
 
-        A pid that nobody has is left to Postgres, which first looks for children of that postmaster.
+        Postgres would not start. A pid that nobody has is left to Postgres, which first looks for children of that postmaster.
         """
         pid = self.pid_in_file()
         if pid is not None and is_taken(pid) and not self.postmaster_lives():
             (self.data / "postmaster.pid").unlink(missing_ok=True)
+            (self.data / f".s.PGSQL.{PORT}.lock").unlink(missing_ok=True)
 
     # --- Files
 

@@ -56,6 +56,9 @@ def run(*, photo: Path, prompt: str, out: Path | None, exit: bool, port: int) ->
     except Failed as exc:
         say(f"genflow: {exc}")
         return exc.status
+    except OSError as exc:
+        say(f"genflow: {exc}")
+        return 1
     finally:
         children.stop()
     return 0
@@ -73,9 +76,9 @@ class Children:
 
     def __init__(self) -> None:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        LOGS.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, *arguments: str) -> None:
+        LOGS.mkdir(parents=True, exist_ok=True)
         # In sessions of their own: Ctrl-C in the terminal comes to us, and we end them in good order.
         with log_of(name).open("wb") as log:
             self.processes[name] = subprocess.Popen(
@@ -285,10 +288,7 @@ def draw(children: Children, api: Api, photo: Path, prompt: str, out: Path) -> s
     if found["status"] != "succeeded":
         error = found["error"] or {"message": found["status"], "code": "none"}
         raise Failed(f"job {job} failed: {error['message']} ({error['code']})")
-    try:
-        out.write_bytes(api.image(job))
-    except OSError as exc:
-        raise Failed(f"cannot write {out}: {exc.strerror}") from exc
+    out.write_bytes(api.image(job))
     print(f"job: {job}\nportrait: {out}", flush=True)
     return job
 

@@ -17,7 +17,7 @@ from fake_comfy.faults import FAULTS
 @contextmanager
 def command(*options: str) -> Iterator[subprocess.Popen[str]]:
     arguments = [sys.executable, "-W", "error", "-X", "dev", "-m", "fake_comfy", *options]
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: S603
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:

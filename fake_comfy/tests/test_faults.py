@@ -67,7 +67,7 @@ def test_a_fault_strikes_as_often_as_told_and_null_means_until_cleared(fake: Fak
 
 def test_a_fault_strikes_only_on_its_path_and_method(fake: FakeComfy) -> None:
     fake.fault("http_500", path="POST /queue")
-    fake.fault("http_503", path="/history")
+    fake.fault("http_503", path="/api/history")
 
     assert get(fake, "/queue").status_code == 200
     assert get(fake, f"/api/history/{new_id()}").status_code == 503
@@ -369,7 +369,7 @@ def test_forget_history_takes_what_is_there_or_else_the_next_entry(fake: FakeCom
 
 
 def test_late_history_leaves_a_prompt_in_neither_for_a_while(fake: FakeComfy) -> None:
-    fake.fault("late_history", seconds=0.3)
+    fake.fault("late_history", seconds=0.5)
 
     prompt_id = submit(fake)
     wait_until(lambda: fake.prompts[prompt_id]["finished"] and is_idle(fake))

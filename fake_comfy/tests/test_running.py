@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import http.client
 import io
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import requests
 from PIL import Image, ImageStat
 
 from fake_comfy import FakeComfy
+from fake_comfy.queue import HISTORY_LIMIT, PromptQueue, Stats
 from fake_comfy.tests.helpers import (
     Json,
     ending,
@@ -176,6 +179,7 @@ def test_an_interrupt_stops_only_the_prompt_that_it_names(fake: FakeComfy) -> No
 
     post(fake, "/interrupt", {"prompt_id": waiting})
     post(fake, "/interrupt", {"prompt_id": running})
+    fake.seconds = 0
 
     assert ending(finish(fake, running))[0] == "execution_interrupted"
     assert counters(fake, running)["interrupted"] == 1
@@ -192,6 +196,22 @@ def test_the_history_is_paged_deleted_and_cleared(fake: FakeComfy) -> None:
     assert list(get(fake, "/history").json()) == ids[1:]
     post(fake, "/history", {"clear": True})
     assert get(fake, "/history").json() == {}
+
+
+def test_the_history_is_capped_and_the_oldest_go_first() -> None:
+    queue = PromptQueue(Stats(), on_change=lambda: None)
+
+    for number in range(HISTORY_LIMIT + 3):
+        queue.remember(str(number), {})
+
+    assert len(queue.history) == HISTORY_LIMIT + 1
+    assert next(iter(queue.history)) == "2"
+
+
+def test_unknown_inputs_of_a_node_are_ignored_whatever_they_say(fake: FakeComfy) -> None:
+    assert ending(run(fake, graph(n3__junk=["999", 0], n4__junk=[1, 2, 3])))[0] == (
+        "execution_success"
+    )
 
 
 def test_a_restart_forgets_queue_history_and_temp_but_keeps_files_and_counters(
@@ -248,3 +268,17 @@ def test_the_requests_are_on_record_but_not_those_of_the_tests(fake: FakeComfy) 
     assert (uploaded.method, uploaded.path) == ("POST", "/upload/image")
     assert submitted.json["prompt_id"] == prompt_id
     assert (asked.path, asked.query, asked.headers["X-Mark"]) == ("/queue", {"x": "1"}, "here")
+
+
+def test_an_upload_over_the_limit_is_refused_by_its_length_alone(fake: FakeComfy) -> None:
+    connection = http.client.HTTPConnection(fake.url.removeprefix("http://"), timeout=5)
+    with closing(connection):
+        connection.putrequest("POST", "/upload/image")
+        connection.putheader("Content-Type", "multipart/form-data; boundary=x")
+        connection.putheader("Content-Length", str(100 * 2**20 + 1))
+        connection.endheaders()
+
+        answer = connection.getresponse()
+
+        assert answer.status == 413
+        assert answer.read() == b"Maximum request body size 104857600 exceeded."

@@ -30,7 +30,6 @@ from fake_comfy.tests.test_captures import capture, same_shape, shape
 Message = Json | bytes
 
 QUIET_SECONDS: Final = 0.2  # long enough for anything that is going to come
-PER_RUN: Final = ("execution_start", "execution_success", "executing", "executed")
 
 
 @contextmanager
@@ -78,21 +77,6 @@ def recorded(name: str, connection: str) -> list[Any]:
     events = [event for event in capture(name)["events"] if event["conn"] == connection]
     texts = [event.get("text", {"type": "binary", "data": {}}) for event in events]
     return [text for text in texts if "sid" not in text["data"]]
-
-
-def without_nodes(messages: list[Any], *nodes: str) -> list[Any]:
-    """The messages but those about the given nodes, which ran in one of two runs only."""
-    return [m for m in messages if _about(m) not in nodes]
-
-
-def _about(message: Any) -> str | None:
-    """The node that a message is about."""
-    if isinstance(message, bytes):
-        return None
-    states = message["data"].get("nodes")
-    if message["type"] == "progress_state":
-        return str(list(states)[-1])
-    return message["data"].get("node")  # type: ignore[no-any-return]
 
 
 def test_a_run_tells_its_client_what_the_real_one_tells_in_the_same_order(fake: FakeComfy) -> None:

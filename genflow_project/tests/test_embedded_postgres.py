@@ -162,13 +162,15 @@ def test_after_a_killed_postmaster_the_next_use_has_a_server(var: Path) -> None:
             assert ask(var, "SELECT answer FROM kept") == 42
 
 
-def test_a_pid_file_whose_pid_went_to_another_process_is_no_obstacle(var: Path) -> None:
+def test_lock_files_whose_pid_went_to_another_process_are_no_obstacle(var: Path) -> None:
     with using(var):
-        pass
-    wait_until(lambda: not is_running(var))
+        os.kill(postmaster(var), signal.SIGKILL)
+        wait_until(lambda: not is_running(var))
     server = Server.of(var)
     other = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, user=server.user and NOBODY)
-    (server.data / "postmaster.pid").write_text(f"{other.pid}\n{server.data.resolve()}\n")
+    for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):
+        lines = (server.data / name).read_text().splitlines(keepends=True)
+        (server.data / name).write_text("".join([f"{other.pid}\n", *lines[1:]]))
 
     with using(var):
         assert ask(var, "SELECT 1") == 1
