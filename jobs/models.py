@@ -818,6 +818,9 @@ class ApiToken(AbstractAuthToken):  # type: ignore[misc]  # knox ships no types
     name = models.CharField(max_length=100, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
 
+    class Meta:
+        verbose_name = "API token"
+
     def __str__(self) -> str:
         return f"{self.name or 'token'} of {self.user}"
 

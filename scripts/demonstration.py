@@ -51,7 +51,7 @@ def run(*, photo: Path, prompt: str, out: Path | None, exit: bool, port: int) ->
         job = draw(children, Api(url, token), photo, prompt, out or VAR / "portrait.png")
         print(f"page: {url}/jobs/{job}/\nlogin: {USERNAME} / {password}", flush=True)
         if not exit:
-            say("genflow: press Ctrl-C to end")
+            say(f"genflow: the admin is {url}/admin/; press Ctrl-C to end")
             children.wait_for(lambda: False, "")
     except Failed as exc:
         say(f"genflow: {exc}")
@@ -178,19 +178,21 @@ def prepare_database() -> tuple[str, str]:
         django.setup()
         call_command("migrate", verbosity=0)
         call_command("api_token", USERNAME, "--create-user", stdout=token)
-        set_password(password)
+        open_admin(password)
         connection.close()
     except (ImproperlyConfigured, CommandError, Error) as exc:
         raise Failed(str(exc).strip()) from exc
     return password, token.getvalue().strip()
 
 
-def set_password(password: str) -> None:
+def open_admin(password: str) -> None:
+    """Let the demo's user log in with this password, to the admin as well."""
     from django.contrib.auth.models import User
 
     user = User.objects.get(username=USERNAME)
+    user.is_staff = user.is_superuser = True
     user.set_password(password)
-    user.save(update_fields=["password"])
+    user.save()
 
 
 def start_servers(children: Children, url: str) -> None:

@@ -9,10 +9,10 @@ import pytest
 from django.conf import settings
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
-from django.db import connection
 
 from jobs.models import Blob, BlobChunk
 from jobs.storage import CHUNK_BYTES
+from jobs.tests.processes import database_url
 
 pytestmark = pytest.mark.django_db
 
@@ -56,8 +56,6 @@ import sys; sys.stdout.buffer.write(default_storage.open(sys.argv[1]).read())
 @pytest.mark.django_db(transaction=True)
 def test_two_machines_share_bytes_by_the_database_alone(tmp_path: Path) -> None:
     name = default_storage.save("assets/shared", ContentFile(b"from afar"))
-    config = connection.settings_dict
-    url = f"postgres://{config['USER']}:{config['PASSWORD']}@{config['HOST'].replace('/', '%2F')}"
 
     elsewhere = subprocess.run(  # noqa: S603 (our own interpreter)
         [sys.executable, "-c", READ, name],
@@ -65,7 +63,7 @@ def test_two_machines_share_bytes_by_the_database_alone(tmp_path: Path) -> None:
         env={
             "DJANGO_SETTINGS_MODULE": "genflow_project.settings",
             "PYTHONPATH": str(settings.BASE_DIR),
-            "DATABASE_URL": f"{url}:{config['PORT']}/{config['NAME']}",
+            "DATABASE_URL": database_url(),
             "SECRET_KEY": "another",
             "ALLOWED_HOSTS": "elsewhere",
         },
