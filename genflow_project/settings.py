@@ -12,6 +12,7 @@ from typing import Any
 
 import environ
 from django.core.exceptions import ImproperlyConfigured
+from psycopg import IsolationLevel
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
@@ -71,6 +72,8 @@ def database() -> dict[str, Any]:
         keepalives_count=3,
         tcp_user_timeout=15_000,
         application_name="genflow",
+        # A count after a lock must see what the lock waited for, whatever the server's default.
+        isolation_level=IsolationLevel.READ_COMMITTED,
         options="-c statement_timeout=30000 -c idle_in_transaction_session_timeout=30000",
     )
     # A pooler in transaction mode cannot keep a server-side cursor.

@@ -6,12 +6,14 @@ ApiError subclasses.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import Error as DatabaseError
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template.loader import render_to_string
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.exceptions import APIException, ValidationError
@@ -34,6 +36,10 @@ CODES: Final = {
 }
 # Seconds: about what a failover or a restart takes.
 DATABASE_RETRY_AFTER: Final = 5
+DATABASE_AWAY: Final = (
+    "database_unavailable",
+    "The database cannot be reached. Try again soon.",
+)
 
 
 class ApiError(APIException):
@@ -83,12 +89,7 @@ def _translated(exc: Exception) -> Exception:
         case SuspiciousOperation():
             return ApiError(400, CODES[400], "The request cannot be read.")
         case DatabaseError() if is_outage(exc):
-            return ApiError(
-                503,
-                "database_unavailable",
-                "The database cannot be reached. Try again soon.",
-                retry_after=DATABASE_RETRY_AFTER,
-            )
+            return ApiError(503, *DATABASE_AWAY, retry_after=DATABASE_RETRY_AFTER)
     return exc
 
 
@@ -108,7 +109,17 @@ def not_found(request: HttpRequest) -> JsonResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """The answer to what nobody foresaw: in the envelope for the API, a page for all else."""
-    if request.path.startswith("/api/"):
+    """The answer to what no view foresaw: in the envelope for the API, a page for all else."""
+    for_api = request.path.startswith("/api/")
+    exc = sys.exception()
+    if isinstance(exc, DatabaseError) and is_outage(exc):
+        away = (
+            JsonResponse(envelope(*DATABASE_AWAY), status=503)
+            if for_api
+            else HttpResponse(render_to_string("503.html"), status=503)
+        )
+        away["Retry-After"] = str(DATABASE_RETRY_AFTER)
+        return away
+    if for_api:
         return JsonResponse(envelope("server_error", "Something went wrong here."), status=500)
     return defaults.server_error(request)

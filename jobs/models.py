@@ -443,6 +443,10 @@ class JobQuerySet(models.QuerySet["Job"]):
 
         redraw: what the backend drew, if anything, is of no use: draw anew, anywhere, under a new prefix.
         """
+        afresh: dict[str, Any] = {}
+        if redraw:
+            afresh = {"backend": None, "step": Step.UPLOAD}
+            afresh["drawing"] = afresh["spoiled_drawings"] = job.drawing + 1
         with transaction.atomic():
             self._requeue(
                 job,
@@ -450,7 +454,7 @@ class JobQuerySet(models.QuerySet["Job"]):
                 attempt=F("attempt") + 1,
                 error=failure.as_json(),
                 error_detail=failure.detail,
-                **(self._fresh_drawing() | {"backend": None} if redraw else {}),
+                **afresh,
             )
             if redraw:
                 job.checkpoints.all().delete()
@@ -485,26 +489,16 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def resubmit(self, job: Job, lease: timedelta) -> None:
         """Go back to the upload: the backend has lost the prompt. The job stays ours."""
+        again: dict[str, Any] = {
+            "step": Step.UPLOAD,
+            "resubmits": job.resubmits + 1,
+            "drawing": job.drawing + 1,
+        }
         with transaction.atomic():
-            self._write(
-                job,
-                JobStatus.RUNNING,
-                step=Step.UPLOAD,
-                resubmits=F("resubmits") + 1,
-                drawing=F("drawing") + 1,
-                lease_expires_at=Now() + lease,
-            )
+            self._write(job, JobStatus.RUNNING, lease_expires_at=Now() + lease, **again)
             job.checkpoints.all().delete()
             job.record(JobEvent.Kind.RESUBMITTED)
-        job.refresh_from_db(fields=["step", "resubmits", "drawing"])
-
-    @staticmethod
-    def _fresh_drawing() -> dict[str, Any]:
-        return {
-            "drawing": F("drawing") + 1,
-            "spoiled_drawings": F("drawing") + 1,
-            "step": Step.UPLOAD,
-        }
+        vars(job).update(again)
 
     # --- what an owner or an operator asks for ---
 

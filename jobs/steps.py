@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 # POST /prompt answers in milliseconds; a server loading a model can need longer (FACTS section 8). Seconds.
 SUBMIT_TIMEOUT: Final = 30.0
-# What is left of the lease when the answer to POST /prompt must be there: time to act on it. Seconds.
-SUBMIT_MARGIN: Final = 1.0
+# The part of what is left of the lease in which its answer must be there; the rest is for acting on it.
+SUBMIT_SHARE: Final = 0.9
 # Progress is written at most so often. Seconds.
 PROGRESS_EVERY: Final = 0.5
 # Failed looks in a row before the attempt is given up.
@@ -122,7 +122,7 @@ def submit(work: Work) -> dict[str, Any]:
             graph,
             prompt_id=work.job.prompt_id,
             client_id=work.job.prompt_id,
-            timeout=min(SUBMIT_TIMEOUT, work.lease.remaining() - SUBMIT_MARGIN),
+            timeout=min(SUBMIT_TIMEOUT, SUBMIT_SHARE * work.lease.remaining()),
         )
     except UNKNOWN_OUTCOME:
         if found := find(work):
@@ -186,7 +186,7 @@ class Watch:
         self.events += 1
         if (progress := self.tracker.feed(message)) is not None:
             self.progress = progress.as_json()
-        if message.get("type") == "executing" and message["data"].get("node") is None:
+        if message.get("type") == "executing" and message.get("data", {}).get("node") is None:
             # The one event that comes after the history entry is written (FACTS section 0, rule 3).
             self.work.lease.wake.set()
 

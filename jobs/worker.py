@@ -239,14 +239,14 @@ class Worker:
     # --- one job ---
 
     def _drive(self, job: Job, lease: Lease) -> None:
-        assert job.backend is not None  # claim sets it
-        with ComfyClient(job.backend.url) as client:
+        backend, done = self._save(lease, read_up_on, job)
+        with ComfyClient(backend.url) as client:
             work = Work(
                 job=job,
-                backend=job.backend,
+                backend=backend,
                 client=client,
                 lease=lease,
-                done=dict(job.checkpoints.values_list("step", "result")),
+                done=done,
                 is_stopping=self._stopping.is_set,
                 renew=lambda: self._save(lease, self.renewer.renew, [lease]),
                 show_progress=lambda progress: self._save(
@@ -287,9 +287,7 @@ class Worker:
             self._save(work.lease, self._give_back, work.job)
         except (LeaseLost, CancelRequested):
             raise
-        except (
-            Exception
-        ) as exc:  # the one place that catches all: the attempt fails, the worker lives
+        except Exception as exc:  # the one place that catches all: the worker lives
             logger.exception("job.unexpected_error", extra=work.job.log_context())
             connection.close()
             failure = Failure("unknown", UNEXPECTED, detail=f"{type(exc).__name__}: {exc}")
@@ -305,11 +303,16 @@ class Worker:
             result = STEPS[step](work)
         except ComfyError as error:
             return self._settle(work, error)
+        except DatabaseError as exc:
+            # No fault of the job's: the step is taken again, and looks before it acts.
+            disconnect(exc)
+            time.sleep(DATABASE_PAUSE)
+            return False
         self._save(
             work.lease, Job.objects.checkpoint, work.job, step, result, self.options.terms.lease
         )
         work.done[step] = result
-        if step == Step.WAIT:
+        if step == Step.WAIT and work.backend.failures:
             self._save(work.lease, work.backend.recovered)
         return False
 
@@ -463,6 +466,12 @@ class Worker:
             except DatabaseError as exc:
                 disconnect(exc)
                 time.sleep(DATABASE_PAUSE)
+
+
+def read_up_on(job: Job) -> tuple[Backend, dict[str, dict[str, Any]]]:
+    """Return where a claimed job is to be done, and the results of the steps that are."""
+    assert job.backend is not None  # claim sets it
+    return job.backend, dict(job.checkpoints.values_list("step", "result"))
 
 
 def disconnect(exc: DatabaseError) -> None:

@@ -52,3 +52,18 @@ def test_without_a_database_it_is_not_ready_and_does_not_say_where_it_looked() -
 
     assert response.status_code == 503
     assert response.json() == {"status": "unready", "reason": "The database cannot be reached."}
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("away")
+@pytest.mark.parametrize(
+    ("path", "says"), [("/login/", "Back in a moment"), ("/api/v2/jobs", "database_unavailable")]
+)
+def test_while_the_database_is_away_everything_asks_to_come_back(path: str, says: str) -> None:
+    client = Client(raise_request_exception=False)
+    client.cookies["sessionid"] = "x" * 32
+
+    response = client.get(path)
+
+    assert (response.status_code, response["Retry-After"]) == (503, "5")
+    assert says in response.content.decode()
