@@ -700,7 +700,8 @@ class Job(models.Model):
         JobEvent.objects.create(
             job=self, kind=kind, attempt=self.attempt, worker_id=self.worker_id, facts=facts
         )
-        logger.info("job.%s", kind.value, extra=self.log_context() | facts)
+        line = partial(logger.info, "job.%s", kind.value, extra=self.log_context() | facts)
+        transaction.on_commit(line)  # what is rolled back did not happen
 
 
 class Checkpoint(models.Model):
