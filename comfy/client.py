@@ -84,6 +84,7 @@ class Sighting:
     run: Run | None = None  # when FINISHED
     copies: int = 0  # entries with this id in the queue; two mean that it was sent twice
     ahead: int = 0  # entries that come before the first of ours
+    running: tuple[str, ...] = ()  # the prompt ids that run
     signature: str = ""  # changes whenever the part of the queue before ours moves, and only then
     graph: dict[str, Any] | None = None  # of the entry that was found
 
@@ -199,6 +200,7 @@ class ComfyClient:
             place=Place.RUNNING if ahead < len(running) else Place.PENDING,
             copies=ids.count(prompt_id),
             ahead=ahead,
+            running=tuple(ids[: len(running)]),
             signature=f"{ids[: len(running)]} {ahead}",
             graph=entries[ahead].graph,
         )
@@ -427,11 +429,16 @@ def _status_error(answer: Answer) -> ComfyError:
 def _load_image_value(answer: Answer) -> str:
     body = answer.json()
     name, subfolder = body.get("name"), body.get("subfolder", "")
-    if not isinstance(name, str) or not name or not isinstance(subfolder, str):
+    if not name or not _is_plain(name) or not _is_plain(subfolder):
         raise answer.unfit("no name of the uploaded file")
     # A Windows server may say "genflow\\sub"; LoadImage takes forward slashes everywhere.
     folder = subfolder.replace("\\", "/").strip("/")
     return f"{folder}/{name}" if folder else name
+
+
+def _is_plain(name: Any) -> bool:
+    """Whether it is text that can be stored as it is: a cleaned name would be another file's."""
+    return isinstance(name, str) and clean_text(name, len(name)) == name
 
 
 def _entry(item: Any) -> QueueEntry:

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import os
 
-from django.core.asgi import get_asgi_application
+import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "genflow_project.settings")
-application = get_asgi_application()
+django.setup(set_prefix=False)
+
+from genflow_project.door import Door  # noqa: E402  (it reads the settings)
+
+application = Door()

@@ -229,11 +229,20 @@ LOGGING = {
         },
         "terminal": {"()": "jobs.logs.TerminalFormatter"},
     },
+    "filters": {"without_query": {"()": "jobs.logs.WithoutQuery"}},
     "handlers": {
         "stderr": {
             "class": "logging.StreamHandler",
             "formatter": "terminal" if sys.stderr.isatty() else "json",
+            "filters": ["without_query"],
         }
     },
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
+    "loggers": {
+        # What has handlers of its own comes to the one above instead.
+        "django": {"handlers": []},
+        "uvicorn.access": {"handlers": [], "propagate": True},
+        # In DEBUG it tells what a photo's EXIF says: where it was taken.
+        "PIL": {"level": "INFO"},
+    },
 }

@@ -13,4 +13,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", health.live),
     path("readyz", health.ready),
 ]
+handler400 = "jobs.errors.bad_request"
 handler500 = "jobs.errors.server_error"

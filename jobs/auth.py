@@ -6,12 +6,14 @@ import re
 from datetime import timedelta
 from typing import Any
 
+from django.db import Error as DatabaseError
 from django.db.models import Q
 from django.db.models.functions import Now
 from knox.auth import TokenAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 
 from jobs.models import ApiToken
+from jobs.outage import is_read_only
 
 TOKEN = re.compile(rb"[\x21-\x7e]+")
 # How stale "last used" may be: not every request writes to the token's row.
@@ -23,7 +25,15 @@ class BearerAuthentication(TokenAuthentication):  # type: ignore[misc]  # knox s
         if not TOKEN.fullmatch(token):  # other bytes could not even be looked up
             raise AuthenticationFailed("Invalid token.")
         user, auth_token = super().authenticate_credentials(token)
-        ApiToken.objects.filter(
-            Q(last_used_at=None) | Q(last_used_at__lt=Now() - LAST_USED_PRECISION), pk=auth_token.pk
-        ).update(last_used_at=Now())
+        note_use(auth_token)
         return user, auth_token
+
+
+def note_use(token: ApiToken) -> None:
+    stale = Q(last_used_at=None) | Q(last_used_at__lt=Now() - LAST_USED_PRECISION)
+    try:
+        ApiToken.objects.filter(stale, pk=token.pk).update(last_used_at=Now())
+    except DatabaseError as exc:
+        # Amid a failover jobs can still be read.
+        if not is_read_only(exc):
+            raise

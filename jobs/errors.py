@@ -14,7 +14,6 @@ from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import Error as DatabaseError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
-from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
@@ -36,6 +35,7 @@ CODES: Final = {
 }
 # Seconds: about what a failover or a restart takes.
 DATABASE_RETRY_AFTER: Final = 5
+UNREADABLE: Final = "The request cannot be read."
 DATABASE_AWAY: Final = (
     "database_unavailable",
     "The database cannot be reached. Try again soon.",
@@ -87,7 +87,7 @@ def _translated(exc: Exception) -> Exception:
         case RequestDataTooBig():
             return ApiError(413, CODES[413], "The text fields are too large.")
         case SuspiciousOperation():
-            return ApiError(400, CODES[400], "The request cannot be read.")
+            return ApiError(400, CODES[400], UNREADABLE)
         case DatabaseError() if is_outage(exc):
             return ApiError(503, *DATABASE_AWAY, retry_after=DATABASE_RETRY_AFTER)
     return exc
@@ -108,18 +108,23 @@ def not_found(request: HttpRequest) -> JsonResponse:
     return JsonResponse(envelope(CODES[404], "Not found."), status=404)
 
 
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """The answer to a request that Django refuses before a view has it, for its Host for one."""
+    return refusal(request.path, 400, CODES[400], UNREADABLE)
+
+
 def server_error(request: HttpRequest) -> HttpResponse:
-    """The answer to what no view foresaw: in the envelope for the API, a page for all else."""
-    for_api = request.path.startswith("/api/")
+    """The answer to what no view foresaw."""
     exc = sys.exception()
     if isinstance(exc, DatabaseError) and is_outage(exc):
-        away = (
-            JsonResponse(envelope(*DATABASE_AWAY), status=503)
-            if for_api
-            else HttpResponse(render_to_string("503.html"), status=503)
-        )
+        away = refusal(request.path, 503, *DATABASE_AWAY)
         away["Retry-After"] = str(DATABASE_RETRY_AFTER)
         return away
-    if for_api:
-        return JsonResponse(envelope("server_error", "Something went wrong here."), status=500)
-    return defaults.server_error(request)
+    return refusal(request.path, 500, "server_error", "Something went wrong here.")
+
+
+def refusal(path: str, status: int, code: str, message: str) -> HttpResponse:
+    """Return an error in the envelope for the API, and for all else the page named by the status."""
+    if path.startswith("/api/"):
+        return JsonResponse(envelope(code, message), status=status)
+    return HttpResponse(render_to_string(f"{status}.html"), status=status)

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # A backend that no worker has heard of for so long may lose its jobs to another.
 UNATTENDED_AFTER: Final = timedelta(minutes=1)
+# A backend silent for longer is not waited for. A restart with many nodes takes minutes.
+HEARD_OF_LATELY: Final = timedelta(minutes=10)
 SWEEP_EVERY: Final = 60.0  # seconds
 SWEEP_BATCH: Final = 100
 # Bytes are stored before the row that names them; after this none will come any more.
@@ -33,6 +35,7 @@ class Housekeeper:
     def __init__(self, backends: Sequence[Backend], every_seconds: float) -> None:
         self.backends = backends
         self.unattended: Sequence[int] = ()
+        self.known: Sequence[int] = ()
         self._every = every_seconds
         self._closed = threading.Event()
 
@@ -63,6 +66,8 @@ class Housekeeper:
             self._probe(backend)
         unattended = Backend.objects.unattended(UNATTENDED_AFTER)
         self.unattended = list(unattended.values_list("pk", flat=True))
+        known = Backend.objects.alternatives_to((), HEARD_OF_LATELY)
+        self.known = list(known.values_list("pk", flat=True))
 
     def _probe(self, backend: Backend) -> None:
         try:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 
+from django.http import HttpRequest
+
 # What a LogRecord has by itself; the rest came in by `extra`.
 STANDARD_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -15,3 +17,16 @@ class TerminalFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         facts = {k: v for k, v in vars(record).items() if k not in STANDARD_KEYS}
         return " ".join([super().formatMessage(record), *(f"{k}={v}" for k, v in facts.items())])
+
+
+class WithoutQuery(logging.Filter):
+    """Cuts the query off addresses: it may hold the signature of a link, which opens a picture."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        request = getattr(record, "request", None)
+        if isinstance(request, HttpRequest):
+            record.request = f"{request.method} {request.path}"
+        if record.name == "uvicorn.access" and isinstance(record.args, tuple):
+            client, method, address, *rest = record.args
+            record.args = (client, method, str(address).partition("?")[0], *rest)
+        return True

@@ -189,6 +189,11 @@ class JobQuerySet(models.QuerySet["Job"]):
     def finished(self) -> Self:
         return self.filter(status__in=FINAL)
 
+    def under_way_on(self, backend: Backend) -> list[str]:
+        """Return the prompt ids of the jobs that a worker holds on this backend."""
+        held = self.filter(backend=backend, status__in=HELD)
+        return [str(pk) for pk in held.values_list("pk", flat=True)]
+
     # --- submission ---
 
     def submit(
@@ -271,18 +276,20 @@ class JobQuerySet(models.QuerySet["Job"]):
         backends: Sequence[int],
         terms: Terms,
         unattended: Sequence[int] = (),
+        known: Sequence[int] = (),
     ) -> Job | None:
         """Take a job whose holder fell silent or, failing that, the next in the queue. None: nothing to do.
 
-        backends: ids of those this worker drives; unattended: ids of those that no worker hears of any more.
-        A job stays with the backend that may hold its prompt; only from an unattended one it moves elsewhere.
+        backends: ids of those this worker drives; unattended: ids of those that no worker hears of any more;
+        known: ids of those that were heard of lately. A job stays with the backend that may hold its prompt;
+        only from an unattended one it moves elsewhere.
         """
         while True:
             with transaction.atomic():
                 usable, free = self._places(backends, terms.prompts_per_backend)
                 movable = unattended if free else ()
                 job = self._abandoned([*backends, *movable]) or self._next_in_queue(
-                    [*usable, *movable], free
+                    [*usable, *movable], free, known
                 )
                 if job is None:
                     return None
@@ -330,11 +337,17 @@ class JobQuerySet(models.QuerySet["Job"]):
             .first()
         )
 
-    def _next_in_queue(self, placed: Sequence[int], free: Sequence[int]) -> Job | None:
-        """Return the first that is due: placed on one of the former backends, or new to one of the latter."""
+    def _next_in_queue(
+        self, placed: Sequence[int], free: Sequence[int], known: Sequence[int]
+    ) -> Job | None:
+        """Return the first that is due: on one of the `placed` backends, or new to one of the `free` ones.
+
+        Refused by every known one it waits for nothing any more: asked once again, it fails.
+        """
         startable = Q(backend__in=placed)
         if free:
-            startable |= Q(backend=None) & ~Q(refused_by__contains=free)
+            new = ~Q(refused_by__contains=free)
+            startable |= Q(backend=None) & (new | Q(refused_by__contains=known) if known else new)
         return (
             self.filter(startable, status=JobStatus.QUEUED, run_after__lte=Now())
             .order_by("-priority", "turn", "pk")
@@ -444,8 +457,11 @@ class JobQuerySet(models.QuerySet["Job"]):
         redraw: what the backend drew, if anything, is of no use: draw anew, anywhere, under a new prefix.
         """
         afresh: dict[str, Any] = {}
+        if redraw or job.step == Step.UPLOAD:
+            # Nothing of use is there: it keeps no place on the backend while it waits.
+            afresh["backend"] = None
         if redraw:
-            afresh = {"backend": None, "step": Step.UPLOAD}
+            afresh["step"] = Step.UPLOAD
             afresh["drawing"] = afresh["spoiled_drawings"] = job.drawing + 1
         with transaction.atomic():
             self._requeue(

@@ -10,6 +10,8 @@ def is_outage(error: Error) -> bool:
     So it is when the database is away, overloaded or, amid a failover, read-only. Serialization failures,
     deadlocks and time-outs are operational errors, too.
     """
-    if isinstance(error, (OperationalError, InterfaceError)):
-        return True
+    return isinstance(error, (OperationalError, InterfaceError)) or is_read_only(error)
+
+
+def is_read_only(error: Error) -> bool:
     return isinstance(error.__cause__, ReadOnlySqlTransaction)

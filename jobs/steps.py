@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,6 +67,7 @@ class Work:
     is_stopping: Callable[[], bool]
     renew: Callable[[], None]
     show_progress: Callable[[dict[str, Any]], None]
+    under_way: Callable[[], Collection[str]]  # prompt ids of ours that somebody watches on this backend
     poll_seconds: float
     stall_seconds: float
 
@@ -222,7 +223,12 @@ class Watch:
         signs = (sighting.place, sighting.ahead, sighting.signature, self.events)
         if signs != self.signature:
             self.signature, self.alive_at = signs, time.monotonic()
-        elif time.monotonic() - self.alive_at > self.work.stall_seconds:
+        elif time.monotonic() - self.alive_at <= self.work.stall_seconds:
+            return
+        elif sighting.place == Place.PENDING and set(sighting.running) & set(self.work.under_way()):
+            # It waits for a run of ours, and whether that lives is seen by its own watch.
+            self.alive_at = time.monotonic()
+        else:
             raise BackendStuck(
                 f"no sign of life for {self.work.stall_seconds:g} s, prompt {sighting.place}"
             )

@@ -35,7 +35,7 @@ from comfy.errors import (
 )
 from jobs.backoff import backoff
 from jobs.bell import Bell, Listener
-from jobs.housekeeping import Housekeeper
+from jobs.housekeeping import HEARD_OF_LATELY, Housekeeper
 from jobs.leases import Lease, Renewer
 from jobs.models import Backend, CancelRequested, Failure, Job, LeaseLost, Terms
 from jobs.outage import is_outage
@@ -48,8 +48,6 @@ R = TypeVar("R")
 
 # After these another backend may do better.
 LACKING: Final = (ModelMissing, NodeMissing)
-# A backend silent for longer is not waited for. A restart with many nodes takes minutes.
-HEARD_OF_LATELY: Final = timedelta(minutes=10)
 # After these the drawing itself is of no use.
 SPOILED: Final = (RunFailed, Interrupted, OutputMissing, BadPicture)
 # Between two looks whether ComfyUI has obeyed a cancel. Seconds.
@@ -129,6 +127,7 @@ class Worker:
     def _run(self) -> bool:
         while not self._stopping.is_set() and not self._try(self.meet_backends):
             pass
+        connection.close()  # this thread needs none from here to the end
         helpers = [
             self._thread(target)
             for target in (self.renewer.run, self.listener.run, self.housekeeper.run)
@@ -226,12 +225,15 @@ class Worker:
             [backend.pk for backend in self.backends],
             self.options.terms,
             self.housekeeper.unattended,
+            self.housekeeper.known,
         )
         if job is None:
             return False
         lease = self.renewer.hold(job, asked_at)
         try:
             self._drive(job, lease)
+        except LeaseLost as exc:
+            logger.warning("job.lease_lost", extra=job.log_context() | {"reason": str(exc)})
         finally:
             self.renewer.let_go(lease)
         return True
@@ -252,14 +254,15 @@ class Worker:
                 show_progress=lambda progress: self._save(
                     lease, Job.objects.show_progress, job, progress
                 ),
+                under_way=lambda: self._save(lease, Job.objects.under_way_on, work.backend),
                 poll_seconds=self.options.poll,
                 stall_seconds=self.options.stall,
             )
             try:
                 self._attempt(work)
-            except LeaseLost as exc:
-                logger.warning("job.lease_lost", extra=job.log_context() | {"reason": str(exc)})
+            except LeaseLost:
                 self._stop_unwanted(work)
+                raise
 
     def _stop_unwanted(self, work: Work) -> None:
         """If the job was deleted or ended by hand, nobody else will stop its prompt."""

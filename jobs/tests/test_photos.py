@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import pytest
 from PIL import Image, ImageChops
 
 from jobs.photos import BadPhoto, Photo, read_photo
+from jobs.tests.helpers import start, wait_until
 
 SIZE = (96, 72)
 
@@ -184,6 +186,31 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(
         read(content, max_pixels=max_pixels)
 
     assert (refused.value.status, refused.value.code) == (413, "photo_too_large")
+
+
+def test_large_photos_sent_at_once_are_decoded_two_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+    inside, most = [], []
+
+    def plain(image: Image.Image) -> Image.Image:
+        inside.append(image)
+        most.append(len(inside))
+        go_on.wait(20)
+        inside.pop()
+        return image.convert("RGB")
+
+    monkeypatch.setattr("jobs.photos._plain", plain)
+    content = encoded(ramp(), "PNG")
+
+    threads = [start(lambda: read(content)) for _ in range(6)]
+    wait_until(lambda: len(inside) == 2)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+
+    assert (len(most), max(most)) == (6, 2)
 
 
 def test_no_more_than_the_allowed_bytes_are_read() -> None:

@@ -129,6 +129,7 @@ def test_a_success_brings_outputs_checkpoint_and_status_together() -> None:
 
 def test_a_retry_raises_the_attempt_and_waits_by_the_databases_clock() -> None:
     held = claim_new_job()
+    Job.objects.checkpoint(held, Step.UPLOAD, {}, LEASE)
 
     Job.objects.retry(held, FAILURE, timedelta(minutes=5), redraw=False)
 

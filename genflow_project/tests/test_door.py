@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from genflow_project.asgi import application
+from jobs.models import Job
+from jobs.tests.helpers import make_user, photo_bytes
+from jobs.tests.helpers_api import API, token_of
+
+MEGABYTE = bytes(2**20)
+FORM = "multipart/form-data; boundary=XX"
+
+
+def post(
+    path: str, body: Iterable[bytes] = (), *, query: bytes = b"", **headers: str
+) -> tuple[int, bytes]:
+    """Send a request the way a web server hands it over, its body in these pieces."""
+    names = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": query,
+        "headers": [*({b"host": b"localhost"} | names).items()],
+    }
+    messages: Iterator[dict[str, Any]] = chain(
+        ({"type": "http.request", "body": piece, "more_body": True} for piece in body),
+        [{"type": "http.request", "body": b""}],
+    )
+    answer: list[Any] = []
+    answered = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if (message := next(messages, None)) is not None:
+            return message
+        await answered.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        answer.append(message)
+        if len(answer) == 2:
+            answered.set()
+
+    async_to_sync(application)(scope, receive, send)
+    return answer[0]["status"], answer[1]["body"]
+
+
+def code_of(body: bytes) -> str:
+    code: str = json.loads(body)["error"]["code"]
+    return code
+
+
+def test_a_body_beyond_all_limits_is_refused_whoever_sends_it() -> None:
+    status, body = post(f"{API}/portraits", [MEGABYTE] * 30)
+
+    assert (status, code_of(body)) == (413, "request_too_large")
+
+
+def test_a_body_beyond_all_limits_is_not_read_to_its_end() -> None:
+    pieces = iter([MEGABYTE] * 30)
+
+    post("/healthz", pieces)
+
+    assert next(pieces, None) is not None
+
+
+def test_a_form_beyond_all_limits_has_a_page() -> None:
+    status, body = post("/new/send/", [MEGABYTE] * 30)
+
+    assert (status, b"too large" in body) == (413, True)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "multipart/form-data; boundary*=nosuch''XX",
+        "text/plain; charset*=utf-8''%00",
+        "text/plain; charset*=idna''%ff",
+        "text/plain; charset*=undefined''x",
+    ],
+)
+@pytest.mark.parametrize("path", [f"{API}/portraits", "/healthz", "/nowhere"])
+def test_a_charset_that_is_none_is_a_bad_request(path: str, content_type: str) -> None:
+    assert post(path, content_type=content_type)[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [(f"{API}/jobs", b"status=\xff"), (f"{API}/jobs", b"status=%00"), (f"{API}/\0", b"")],
+)
+def test_a_request_that_cannot_be_read_is_told_in_the_envelope(path: str, query: bytes) -> None:
+    status, body = post(path, query=query)
+
+    assert (status, code_of(body)) == (400, "bad_request")
+
+
+def test_a_host_that_is_not_ours_is_told_in_the_envelope() -> None:
+    status, body = post(f"{API}/jobs", host="evil.test")
+
+    assert (status, code_of(body)) == (400, "bad_request")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_form_may_come_in_chunks_without_a_length() -> None:
+    token = token_of(make_user())
+    part = b'--XX\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+    form = [
+        part % (b"prompt", b"", b"a quiet portrait"),
+        part % (b"photo", b'; filename="me.jpg"', photo_bytes()),
+        b"--XX--\r\n",
+    ]
+
+    status, _body = post(
+        f"{API}/portraits", form, content_type=FORM, authorization=f"Bearer {token}"
+    )
+
+    assert (status, Job.objects.count()) == (201, 1)

@@ -1,0 +1,285 @@
+"""A worker is killed wherever a job's life touches the world, and another goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import count, product
+from typing import Final
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+from PIL import Image
+
+from comfy.client import ComfyClient, Place
+from fake_comfy import FakeComfy
+from jobs.housekeeping import ORPHAN_AGE, sweep
+from jobs.models import Asset, Blob, Job
+from jobs.status import JobStatus, Step
+from jobs.tests.helpers import (
+    diary,
+    fresh,
+    let_lease_expire,
+    make_worker,
+    queue_job,
+    run_until_done,
+    start,
+    wait_until,
+)
+from jobs.tests.interactions import KillAt, Life, Moment, Point
+from jobs.tests.test_worker import runs
+from jobs.worker import Worker
+
+# Hundreds of jobs: on a busy machine that takes its time.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
+
+# How often a worker has to look or to ask again depends on the clock, so not every life comes to each of these.
+REPEATED: Final = {"GET /queue", "POST /interrupt"}
+POSTS: Final = [Point("POST /prompt", n) for n in (1, 2)]
+seeds = count()  # equal pictures would come from the cache
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happens in a job's life if nobody dies, and what is true at its end whoever dies."""
+
+    submitted: int = 1
+    executed: int = 1
+    attempts: int = 1
+    fault: str | None = None
+
+
+GOES_WELL: Final = Story()
+WITH_TROUBLE: Final = {
+    "its run fails and it is drawn again": Story(2, 2, 2, fault="runtime_error"),
+    # Lost before the sampler starts. It counts as a resubmission only if the submission had been saved.
+    "its prompt is lost and sent again": Story(2, 1, 1, fault="forget_queue"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.ERROR, "jobs")
+    # Progress is written by the clock: never, so that all lives have the same points. It is one more UPDATE.
+    monkeypatch.setattr("jobs.steps.PROGRESS_EVERY", 3600)
+
+
+def test_a_job_is_done_once_wherever_its_worker_is_killed(fake: FakeComfy) -> None:
+    points = live_out(fake, begin(fake, GOES_WELL)).points
+
+    kill_at_each(fake, GOES_WELL, list(product(Moment, points)))
+
+
+@pytest.mark.parametrize("trouble", WITH_TROUBLE)
+def test_a_job_in_trouble_is_done_once_wherever_its_worker_is_killed(
+    fake: FakeComfy, trouble: str
+) -> None:
+    story = WITH_TROUBLE[trouble]
+    points = live_out(fake, begin(fake, story)).points
+    first, second = map(points.index, POSTS)
+
+    # The rest is as when all goes well. After a point is before the next.
+    kill_at_each(fake, story, list(product([Moment.BEFORE], points[first : second + 2])))
+
+
+def kill_at_each(fake: FakeComfy, story: Story, moments: Sequence[tuple[Moment, Point]]) -> None:
+    for moment, point in moments:
+        with told_as(f"killed {moment} {point}"):
+            job = begin(fake, story)
+            kill = KillAt(moment, point)
+            live_out(fake, job, kill)
+            at_death = fresh(job).step
+            take_over(fake, job)
+
+            assert kill.struck or point.name in REPEATED
+            assert_done_once(fake, job, story)
+            assert_only_named_bytes_are_left(or_one_picture=at_death == Step.DOWNLOAD)
+    print(f"{len(moments)} kills")  # noqa: T201
+
+
+@contextmanager
+def told_as(what: str) -> Iterator[None]:
+    """Say in which of many cases it failed."""
+    try:
+        yield
+    except BaseException as exc:
+        exc.add_note(what)
+        raise
+
+
+def begin(fake: FakeComfy, story: Story) -> Job:
+    fake.seconds = 0.02
+    fake.clear_faults()
+    if story.fault:
+        fake.fault(story.fault)
+    return queue_job(seed=next(seeds))
+
+
+def worker_for(fake: FakeComfy, poll: float = 0.02) -> Worker:
+    """Its lease ends when a test says so."""
+    return make_worker(fake.url, poll=poll, lease=600)
+
+
+def live_out(fake: FakeComfy, job: Job, kill: KillAt | None = None) -> Life:
+    """Let one worker go on with the job until it is done or the worker is dead."""
+    life, worker = Life(kill), worker_for(fake)
+    while not (life.is_over or fresh(job).is_final):
+        Job.objects.filter(pk=job.pk, status=JobStatus.QUEUED).update(run_after=Now())
+        start(partial(life.lead, worker.run_once)).join()
+    return life
+
+
+def take_over(fake: FakeComfy, job: Job) -> None:
+    if not fresh(job).is_final:
+        let_lease_expire(job)
+        run_until_done(job, worker_for(fake))
+
+
+def assert_done_once(fake: FakeComfy, job: Job, story: Story) -> None:
+    row = fresh(job)
+    assert (row.status, row.attempt, row.error) == ("succeeded", story.attempts, None)
+    with row.outputs.get().file.open() as file:
+        assert Image.open(file).size == (64, 64)
+    assert runs(fake, job) == (story.submitted, story.executed)
+    assert set(row.checkpoints.values_list("step", flat=True)) == set(Step)
+    assert_the_diary_agrees(row)
+
+
+def assert_the_diary_agrees(row: Job) -> None:
+    """Each line was written together with what it tells of."""
+    kinds = diary(row)
+    lost = row.events.filter(kind="claimed", facts__has_key="lost_worker")
+    assert [kind for kind in kinds if kind in JobStatus.values] == [kinds[-1]] == [row.status]
+    assert kinds.count("claimed") == row.fencing_token
+    assert lost.count() == row.lost_workers
+    assert kinds.count("retry") == row.attempt - 1
+    assert kinds.count("resubmitted") == row.resubmits
+    assert_steps_in_order(row)
+
+
+def assert_steps_in_order(row: Job) -> None:
+    """No step was saved twice, but after the drawing began anew."""
+    expected = list(Step)
+    for event in row.events.order_by("pk"):
+        if event.kind == "step_finished":
+            assert event.facts["step"] == expected.pop(0)
+        elif event.kind in {"retry", "resubmitted"}:
+            expected = list(Step)
+    assert row.status != JobStatus.SUCCEEDED or not expected
+
+
+def assert_only_named_bytes_are_left(*, or_one_picture: bool = False) -> None:
+    """or_one_picture: who dies between storing it and saying so leaves one that no row names, to the sweep."""
+    assert not Asset.objects.filter(job=None, used_by=None).exists()
+    assert Blob.objects.count() - Asset.objects.count() <= or_one_picture
+    Blob.objects.update(created_at=Now() - ORPHAN_AGE - timedelta(seconds=1))
+
+    sweep()
+
+    names = set(Asset.objects.values_list("file", flat=True))
+    assert set(Blob.objects.values_list("name", flat=True)) == names
+
+
+# --- cancel ---
+
+
+def test_a_canceled_job_ends_once_wherever_its_worker_is_killed(fake: FakeComfy) -> None:
+    points = live_until_canceled(fake, begin_long(fake)).points
+
+    for point in points:
+        with told_as(f"killed before {point}"):
+            job = begin_long(fake)
+            kill = KillAt(Moment.BEFORE, point)
+            live_until_canceled(fake, job, kill)
+            take_over(fake, job)
+
+            assert kill.struck or point.name in REPEATED
+            assert_canceled(fake, job)
+            assert_only_named_bytes_are_left()
+    print(f"{len(points)} kills")  # noqa: T201
+
+
+def begin_long(fake: FakeComfy) -> Job:
+    fake.seconds = 10  # nothing ends before it is canceled
+    return queue_job(seed=next(seeds), steps=150)
+
+
+def live_until_canceled(fake: FakeComfy, job: Job, kill: KillAt | None = None) -> Life:
+    """Let a worker go on with the job, which is canceled when it is being drawn or the worker is dead."""
+    # So slow a poll leaves one look at the run, and those after the cancel.
+    life, worker = Life(kill), worker_for(fake, poll=600)
+    thread = start(partial(life.lead, worker.run_once))
+    wait_until(lambda: life.is_over or runs(fake, job)[1])
+    Job.objects.cancel(job.pk, by="owner")
+    worker.renewer.renew_all()
+    thread.join()
+    return life
+
+
+def assert_canceled(fake: FakeComfy, job: Job) -> None:
+    row = fresh(job)
+    assert row.status == JobStatus.CANCELED
+    assert not row.outputs.exists()
+    with ComfyClient(fake.url) as client:
+        assert client.look_up(job.prompt_id).place in {Place.FINISHED, Place.UNKNOWN}
+    assert diary(row).count("cancel_asked") == 1
+    if row.fencing_token:  # else nobody had it yet, and the asking was the end
+        assert_the_diary_agrees(row)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_job_is_canceled_or_done_and_never_both_whenever_the_cancel_comes(
+    fake: FakeComfy, heard: bool
+) -> None:
+    points = points_outside_transactions(fake)
+
+    for point in points:
+        with told_as(f"canceled before {point}"):
+            job, worker = begin(fake, GOES_WELL), worker_for(fake)
+            cancel = CancelAt(job, worker, point, heard=heard)
+            start(partial(Life(cancel).lead, worker.run_once)).join()
+
+            if cancel.won:
+                assert_canceled(fake, job)
+            else:
+                assert point.name in REPEATED
+                assert_done_once(fake, job, GOES_WELL)
+            assert_only_named_bytes_are_left()
+    print(f"{len(points)} cancels")  # noqa: T201
+
+
+class CancelAt:
+    """Cancels the job before one point of its worker's life. `won`: it was not done yet."""
+
+    def __init__(self, job: Job, worker: Worker, point: Point, *, heard: bool) -> None:
+        self._job, self._worker = job, worker
+        self._when = (Moment.BEFORE, point)
+        self._heard = heard
+        self.won = False
+
+    def __call__(self, moment: Moment, point: Point) -> None:
+        if (moment, point) == self._when:
+            start(self._cancel).join()
+
+    def _cancel(self) -> None:
+        self.won = Job.objects.cancel(self._job.pk, by="owner")
+        if self._heard:
+            self._worker.renewer.renew_all()
+
+
+def points_outside_transactions(fake: FakeComfy) -> list[Point]:
+    """Return where a cancel can come between: else it waits for the row."""
+    outside = []
+
+    def watch(moment: Moment, point: Point) -> None:
+        if moment == Moment.BEFORE and connection.autocommit:
+            outside.append(point)
+
+    begin(fake, GOES_WELL)
+    start(partial(Life(watch).lead, worker_for(fake).run_once)).join()
+    return outside
