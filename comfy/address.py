@@ -30,3 +30,11 @@ class Address:
     def websocket_url(self) -> str:
         """The same place for a WebSocket: ws(s) instead of http(s)."""
         return "ws" + self.url.removeprefix("http")
+
+
+def canonical(base_url: str) -> str:
+    """Return the one spelling of an address, its credentials left as they are: it names a backend."""
+    parts = urlsplit(base_url)
+    userinfo, at, host = parts.netloc.rpartition("@")
+    default_port = {"http": ":80", "https": ":443"}[parts.scheme]
+    return f"{parts.scheme}://{userinfo}{at}{host.lower().removesuffix(default_port)}{parts.path.rstrip('/')}"

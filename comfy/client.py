@@ -37,7 +37,7 @@ from comfy.errors import (
     TooLarge,
 )
 from comfy.text import clean_text
-from comfy.wire import DeadlineAdapter, deadline
+from comfy.wire import Call, DeadlineAdapter, deadline
 
 JSON_MAX_BYTES: Final = 64 * 2**20  # /queue holds every queued graph
 FILE_MAX_BYTES: Final = 200 * 2**20
@@ -148,6 +148,7 @@ class ComfyClient:
         self.address = Address.parse(base_url)
         self.connect_timeout = connect_timeout
         self.read_timeout = read_timeout
+        self._call: Call | None = None
         self._session = requests.Session()
         self._session.trust_env = False  # no proxies, no .netrc
         self._session.mount("http://", DeadlineAdapter())
@@ -167,6 +168,11 @@ class ComfyClient:
 
     def close(self) -> None:
         self._session.close()
+
+    def abort(self) -> None:
+        """End the request under way, if there is one, as if its time were up. Any thread may call it."""
+        if call := self._call:
+            call.expire()
 
     def upload_image(
         self, content: bytes, *, filename: str, subfolder: str = "genflow", content_type: str
@@ -359,6 +365,7 @@ class ComfyClient:
             "stream": True,
         }
         with deadline(seconds) as call:
+            self._call = call
             try:
                 response = self._session.request(method, self.address.url + path, **options)
                 with response:
@@ -368,7 +375,9 @@ class ComfyClient:
                 raise error(f"{name}: {_reason(exc)}") from exc
         if call.expired:
             # An answer without a length ends when the socket is shut down, as if it were whole.
-            raise NoAnswer(f"{name}: the answer was not there after {seconds:g} s")
+            raise NoAnswer(
+                f"{name}: given up before the whole answer was there ({seconds:g} s at most)"
+            )
         return Answer(name, response.status_code, response.headers, content)
 
 

@@ -41,8 +41,10 @@ class Call:
     def expire(self) -> None:
         # The lock: a late timer must not shut down a socket that already serves the next call.
         with self._lock:
-            self.expired = not self._over
-            if self.expired and self._socket is not None:
+            if self._over:
+                return
+            self.expired = True
+            if self._socket is not None:
                 with suppress(OSError):
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 

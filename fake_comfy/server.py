@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,6 +17,7 @@ from fake_comfy.sockets import FEATURES
 from fake_comfy.trouble import SeenRequest, catch_errors, cause_trouble, guard_origin
 
 SHUTDOWN_SECONDS: Final = 0.05
+REQUESTS_KEPT: Final = 10_000  # a demo may stay up for days
 LOOPBACK: Final = "127.0.0.1"
 ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - only compared with
 
@@ -25,7 +27,7 @@ class Server:
 
     def __init__(self, root: Path, *, host: str = LOOPBACK, port: int = 0, seconds: float) -> None:
         self.machine = Machine(root, seconds=seconds)
-        self.requests: list[SeenRequest] = []
+        self.requests: deque[SeenRequest] = deque(maxlen=REQUESTS_KEPT)
         app = web.Application(client_max_size=FEATURES["max_upload_size"])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         self.door = Door(self._runner, host, port)

@@ -73,7 +73,7 @@ class FakeComfy:
 
     @property
     def requests(self) -> list[SeenRequest]:
-        """Every request so far, but those to /fake."""
+        """The latest requests (10,000 of them), but for those to /fake."""
         return list(self._server.requests)
 
     @property

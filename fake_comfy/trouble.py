@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ async def guard_origin(request: web.Request, handler: Handler) -> web.StreamResp
     return web.Response() if request.method == "OPTIONS" else await handler(request)
 
 
-def cause_trouble(faults: Faults, seen: list[SeenRequest]) -> Any:
+def cause_trouble(faults: Faults, seen: deque[SeenRequest]) -> Any:
     """The middleware that keeps the record and applies the faults of HTTP."""
 
     @web.middleware

@@ -5,6 +5,8 @@ Every variable is listed in `.env.example` with its unit and meaning; a test com
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -15,16 +17,44 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import IsolationLevel
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-env = environ.Env()
-environ.Env.read_env(BASE_DIR / ".env")
+
+
+class Env(environ.Env):  # type: ignore[misc]  # it ships no types
+    """Reads strictly (environ takes 1e6 for 16, and any word for False) and says which variable is wrong."""
+
+    FALSE = ("false", "off", "no", "n", "0", "")
+
+    @classmethod
+    def parse_value(cls, value: str, cast: Any) -> Any:
+        if cast is float:
+            return float(value)
+        if cast is list:
+            return words(value)
+        if cast is bool and value.lower() not in (*cls.BOOLEAN_TRUE_STRINGS, *cls.FALSE):
+            raise ValueError(f"{value!r} is neither 1 nor 0")
+        return super().parse_value(value, cast)
+
+    def get_value(self, var: str, *args: Any, **options: Any) -> Any:
+        try:
+            return super().get_value(var, *args, **options)
+        except ValueError as exc:
+            raise ImproperlyConfigured(f"{var} makes no sense: {exc}.") from exc
+
+
+def words(value: str) -> list[str]:
+    return [word.strip() for word in value.split(",") if word.strip()]
+
+
+env = Env()
+Env.read_env(BASE_DIR / ".env")
 
 DEBUG: bool = env.bool("DEBUG", default=False)
 
 
 def required_in_production(name: str, what: str, local: str) -> str:
     """Return the variable, its local default in DEBUG, or refuse to start and say what to set."""
-    value: str = env.str(name, default="")
-    if value:
+    # Not by `env`, which takes a value that begins with $ for the name of another variable.
+    if value := os.environ.get(name, ""):
         return value
     if DEBUG:
         return local
@@ -36,9 +66,13 @@ def required_in_production(name: str, what: str, local: str) -> str:
 SECRET_KEY = required_in_production(
     "SECRET_KEY", "a long random string that stays the same", "only-for-a-developers-machine"
 )
-ALLOWED_HOSTS = required_in_production(
-    "ALLOWED_HOSTS", "the host names of this site, separated by commas", "localhost,127.0.0.1,[::1]"
-).split(",")
+ALLOWED_HOSTS = words(
+    required_in_production(
+        "ALLOWED_HOSTS",
+        "the host names of this site, separated by commas",
+        "localhost,127.0.0.1,[::1]",
+    )
+)
 
 # Behind a proxy that ends TLS: the origins that forms may be posted from (https://example.com), and whether
 # the proxy's X-Forwarded-Proto is to be believed.
@@ -54,8 +88,14 @@ def database() -> dict[str, Any]:
     if required_in_production("DATABASE_URL", "postgres://user:password@host/name", "embedded") != (
         "embedded"
     ):
-        config: dict[str, Any] = env.db_url("DATABASE_URL")
-        if config["ENGINE"] != "django.db.backends.postgresql":
+        try:
+            config: dict[str, Any] = env.db_url("DATABASE_URL")
+        except ValueError:  # its words could be of the password
+            raise ImproperlyConfigured(
+                "DATABASE_URL makes no sense: write postgres://user:password@host:5432/name, "
+                "with each special character of the password as %xx."
+            ) from None
+        if config.get("ENGINE") != "django.db.backends.postgresql":
             raise ImproperlyConfigured("DATABASE_URL must begin with postgres://")
     else:
         from genflow_project import embedded_postgres
@@ -72,9 +112,11 @@ def database() -> dict[str, Any]:
         keepalives_count=3,
         tcp_user_timeout=15_000,
         application_name="genflow",
-        # A count after a lock must see what the lock waited for, whatever the server's default.
+        # A count after a lock must see what the lock waited for, whatever the server's default. The option below
+        # says it for statements outside of transactions; a pooler may drop it.
         isolation_level=IsolationLevel.READ_COMMITTED,
-        options="-c statement_timeout=30000 -c idle_in_transaction_session_timeout=30000",
+        options="-c statement_timeout=30000 -c idle_in_transaction_session_timeout=30000"
+        r" -c default_transaction_isolation=read\ committed",
     )
     # A pooler in transaction mode cannot keep a server-side cursor.
     return config | {"DISABLE_SERVER_SIDE_CURSORS": True}
@@ -218,7 +260,11 @@ FILE_UPLOAD_HANDLERS = [
     "jobs.photos.NamelessUploadHandler",
 ]
 
-LOG_LEVEL: str = env.str("LOG_LEVEL", default="INFO")
+LOG_LEVEL: str = env.str("LOG_LEVEL", default="INFO").upper()
+if LOG_LEVEL not in logging.getLevelNamesMapping():
+    raise ImproperlyConfigured(
+        f"LOG_LEVEL is {LOG_LEVEL}; set it to DEBUG, INFO, WARNING or ERROR."
+    )
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -239,9 +285,7 @@ LOGGING = {
     },
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
-        # What has handlers of its own comes to the one above instead.
-        "django": {"handlers": []},
-        "uvicorn.access": {"handlers": [], "propagate": True},
+        "django": {"handlers": []},  # in DEBUG it has one of its own: each line came twice
         # In DEBUG it tells what a photo's EXIF says: where it was taken.
         "PIL": {"level": "INFO"},
     },

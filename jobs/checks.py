@@ -25,6 +25,16 @@ POSITIVE = (
     "PHOTO_MAX_PIXELS",
     "JOB_RETENTION_DAYS",
 )
+NOT_NEGATIVE = ("MAX_RESUBMITS", "MAX_LOST_WORKERS")
+# What a column or a date can hold; and for the rest, of what is no typing error.
+MOST = {
+    "MAX_ATTEMPTS": 32_767,
+    "MAX_RESUBMITS": 32_767,
+    "MAX_LOST_WORKERS": 32_767,
+    "JOB_RETENTION_DAYS": 36_500,
+}
+MOST_OF_THE_REST = 1_000_000_000
+URL_LENGTH = 200  # characters, of `Backend.name`
 # (smaller, larger): the first may not be above the second.
 ORDERED = (
     ("POLL_SECONDS", "LEASE_SECONDS"),
@@ -36,11 +46,22 @@ ORDERED = (
 
 @register
 def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    value = {name: getattr(settings, f"GENFLOW_{name}") for name in {*POSITIVE, *sum(ORDERED, ())}}
+    names = sorted({*POSITIVE, *NOT_NEGATIVE, *sum(ORDERED, ())})
+    value = {name: getattr(settings, f"GENFLOW_{name}") for name in names}
     problems = [
         f"GENFLOW_{name} is {value[name]}; it must be above 0."
         for name in POSITIVE
         if not value[name] > 0
+    ]
+    problems += [
+        f"GENFLOW_{name} is {value[name]}; it must not be below 0."
+        for name in NOT_NEGATIVE
+        if value[name] < 0
+    ]
+    problems += [
+        f"GENFLOW_{name} is {value[name]}; it must not be above {most:,}."
+        for name in names
+        if value[name] > (most := MOST.get(name, MOST_OF_THE_REST))
     ]
     problems += [
         f"GENFLOW_{small} ({value[small]}) is above GENFLOW_{large} ({value[large]}). Lower the first or raise"
@@ -49,7 +70,8 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
         if value[small] > value[large]
     ]
     problems += [
-        f"COMFY_URL holds {url!r}; write addresses like http://127.0.0.1:8188, separated by commas."
+        f"COMFY_URL holds {without_password(url)!r}; write addresses like http://127.0.0.1:8188, separated by"
+        " commas."
         for url in settings.COMFY_URLS
         if not is_http_url(url)
     ]
@@ -57,8 +79,21 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 
 def is_http_url(url: str) -> bool:
+    """Whether it is http(s)://[user:password@]host[:port][/path] and no more, on one short line."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not (parts.query or parts.fragment)
+            and len(url) <= URL_LENGTH
+            and url.isprintable()
+            and " " not in url
+        )
     except ValueError:
         return False
+
+
+def without_password(url: str) -> str:
+    return url.rpartition("@")[2]

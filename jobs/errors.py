@@ -6,6 +6,7 @@ ApiError subclasses.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
@@ -22,6 +23,8 @@ from rest_framework.views import exception_handler as rest_exception_handler
 from jobs.models import QueueFull
 from jobs.outage import is_outage
 from jobs.photos import BadPhoto
+
+logger = logging.getLogger(__name__)
 
 CODES: Final = {
     400: "bad_request",
@@ -89,6 +92,7 @@ def _translated(exc: Exception) -> Exception:
         case SuspiciousOperation():
             return ApiError(400, CODES[400], UNREADABLE)
         case DatabaseError() if is_outage(exc):
+            logger.warning("database.away", extra={"reason": str(exc).strip()})
             return ApiError(503, *DATABASE_AWAY, retry_after=DATABASE_RETRY_AFTER)
     return exc
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Final
 
@@ -36,6 +36,8 @@ class Lease:
         self.seconds = seconds
         self.wake = threading.Event()
         self.cancel_requested = False
+        # Ends a request to the backend that is under way: its answer is of no use any more.
+        self.abort: Callable[[], None] = lambda: None
         self._stopping = stopping
         self._lost = False
         self._ends_at = 0.0
@@ -52,11 +54,13 @@ class Lease:
     def lose(self) -> None:
         self._lost = True
         self.wake.set()
+        self.abort()
 
     def request_cancel(self) -> None:
         if not self.cancel_requested:
             self.cancel_requested = True
             self.wake.set()
+            self.abort()
 
     def check(self) -> None:
         """Return when the job is ours beyond doubt, or raise LeaseLost.

@@ -464,8 +464,10 @@ class JobQuerySet(models.QuerySet["Job"]):
             afresh["step"] = Step.UPLOAD
             afresh["drawing"] = afresh["spoiled_drawings"] = job.drawing + 1
         with transaction.atomic():
-            self._requeue(
+            self._let_go(
                 job,
+                JobStatus.QUEUED,
+                lease_expires_at=None,
                 run_after=Now() + delay,
                 attempt=F("attempt") + 1,
                 error=failure.as_json(),
@@ -490,18 +492,19 @@ class JobQuerySet(models.QuerySet["Job"]):
         if refused:
             moved["refused_by"] = [*job.refused_by, job.backend_id]
         with transaction.atomic():
-            self._requeue(job, run_after=Now(), **moved)
+            self._let_go(job, JobStatus.QUEUED, lease_expires_at=None, run_after=Now(), **moved)
             if not keep_backend:
                 job.checkpoints.all().delete()
             job.record(JobEvent.Kind.HANDED_BACK, reason=reason)
             notify("queued")
 
-    def _requeue(self, job: Job, **values: Any) -> None:
-        self._write(job, JobStatus.QUEUED, worker_id="", lease_expires_at=None, **values)
-
     def release(self, job: Job) -> None:
         """Let go of a canceling job on a polite stop: the next worker ends it, at once and without charge."""
-        self._write(job, JobStatus.CANCELING, worker_id="", lease_expires_at=Now())
+        self._let_go(job, JobStatus.CANCELING, lease_expires_at=Now())
+
+    def _let_go(self, job: Job, to: JobStatus, **values: Any) -> None:
+        # The token goes with the job: else a last renewal could keep one that is canceled from its next worker.
+        self._write(job, to, worker_id="", fencing_token=F("fencing_token") + 1, **values)
 
     def resubmit(self, job: Job, lease: timedelta) -> None:
         """Go back to the upload: the backend has lost the prompt. The job stays ours."""

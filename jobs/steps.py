@@ -67,7 +67,8 @@ class Work:
     is_stopping: Callable[[], bool]
     renew: Callable[[], None]
     show_progress: Callable[[dict[str, Any]], None]
-    under_way: Callable[[], Collection[str]]  # prompt ids of ours that somebody watches on this backend
+    # The prompt ids of ours on this backend that somebody watches.
+    under_way: Callable[[], Collection[str]]
     poll_seconds: float
     stall_seconds: float
 
@@ -126,6 +127,7 @@ def submit(work: Work) -> dict[str, Any]:
             timeout=min(SUBMIT_TIMEOUT, SUBMIT_SHARE * work.lease.remaining()),
         )
     except UNKNOWN_OUTCOME:
+        work.lease.check_wanted()
         if found := find(work):
             return found
         raise

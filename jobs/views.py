@@ -34,6 +34,13 @@ from jobs.serializers import (
 )
 
 
+class ApiView(APIView):
+    @property
+    def default_response_headers(self) -> dict[str, str]:
+        # Prompts and signed links are for whoever asked: no cache is to hand them on.
+        return super().default_response_headers | {"Cache-Control": "private, no-store"}
+
+
 def own_job(request: Request, pk: UUID) -> Job:
     return get_object_or_404(shown(Job.objects.visible_to(request.user)), pk=pk)
 
@@ -45,7 +52,7 @@ class FormParser(MultiPartParser):
         return super().parse(stream, media_type, {**parser_context, "encoding": "utf-8"})
 
 
-class PortraitsView(APIView):
+class PortraitsView(ApiView):
     parser_classes = [FormParser]
 
     def post(self, request: Request) -> Response:
@@ -66,7 +73,7 @@ class PortraitsView(APIView):
         return Response(answer, status=201, headers={"Location": answer["urls"]["self"]})
 
 
-class JobsView(APIView):
+class JobsView(ApiView):
     def get(self, request: Request) -> Response:
         query = JobListSerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
@@ -95,7 +102,7 @@ class JobsView(APIView):
         return jobs if cursor is None else jobs.filter(pk__lt=cursor)
 
 
-class JobView(APIView):
+class JobView(ApiView):
     def get(self, request: Request, pk: UUID) -> Response:
         return Response(job_json(own_job(request, pk), request))
 
@@ -104,19 +111,19 @@ class JobView(APIView):
         return Response(status=204)
 
 
-class CancelJobView(APIView):
+class CancelJobView(ApiView):
     def post(self, request: Request, pk: UUID) -> Response:
         Job.objects.cancel(own_job(request, pk).pk, by="owner")
         return Response(job_json(own_job(request, pk), request))
 
 
-class JobEventsView(APIView):
+class JobEventsView(ApiView):
     def get(self, request: Request, pk: UUID) -> Response:
         own_job(request, pk)
         raise ApiError(501, "not_implemented", "There is no event stream here; poll the job.")
 
 
-class JobImageView(APIView):
+class JobImageView(ApiView):
     def get(self, request: Request, pk: UUID) -> HttpResponse:
         outputs = own_job(request, pk).outputs.filter(content_type__startswith="image/")
         picture = outputs.first()
@@ -125,12 +132,12 @@ class JobImageView(APIView):
         return picture_response(request, picture)
 
 
-class JobWorkflowView(APIView):
+class JobWorkflowView(ApiView):
     def get(self, request: Request, pk: UUID) -> Response:
         return Response({"workflow": own_job(request, pk).graph, "format": "api"})
 
 
-class AssetView(APIView):
+class AssetView(ApiView):
     def get(self, request: Request, pk: UUID) -> Response:
         asset = get_object_or_404(Asset.objects.available(), pk=pk, owner=request.user.pk)
         return Response(asset_json(asset, request))
@@ -141,7 +148,7 @@ class LoginOrLink(IsAuthenticated):
         return is_signed(request, view.kwargs["pk"]) or super().has_permission(request, view)
 
 
-class AssetContentView(APIView):
+class AssetContentView(ApiView):
     permission_classes = [LoginOrLink]
 
     def get(self, request: Request, pk: UUID) -> HttpResponse:

@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,7 @@ from django.db import connection
 
 from comfy.client import ComfyClient, Place
 from comfy.errors import (
+    DETAIL_LIMIT,
     BackendStuck,
     BadPicture,
     BrokenContext,
@@ -33,6 +35,7 @@ from comfy.errors import (
     OutputMissing,
     RunFailed,
 )
+from comfy.text import clean_text
 from jobs.backoff import backoff
 from jobs.bell import Bell, Listener
 from jobs.housekeeping import HEARD_OF_LATELY, Housekeeper
@@ -52,6 +55,8 @@ LACKING: Final = (ModelMissing, NodeMissing)
 SPOILED: Final = (RunFailed, Interrupted, OutputMissing, BadPicture)
 # Between two looks whether ComfyUI has obeyed a cancel. Seconds.
 CANCEL_POLL: Final = 0.2
+# A look at a slow ComfyUI that is to be left alone soon. Seconds.
+SHORTEST_LOOK: Final = 1.0
 # Between two tries to write to a database that is away. Seconds.
 DATABASE_PAUSE: Final = 0.5
 UNEXPECTED: Final = "Something went wrong while drawing. Please try again."
@@ -243,6 +248,7 @@ class Worker:
     def _drive(self, job: Job, lease: Lease) -> None:
         backend, done = self._save(lease, read_up_on, job)
         with ComfyClient(backend.url) as client:
+            lease.abort = client.abort
             work = Work(
                 job=job,
                 backend=backend,
@@ -290,10 +296,11 @@ class Worker:
             self._save(work.lease, self._give_back, work.job)
         except (LeaseLost, CancelRequested):
             raise
-        except Exception as exc:  # the one place that catches all: the worker lives
+        except Exception:  # the one place that catches all: the worker lives
             logger.exception("job.unexpected_error", extra=work.job.log_context())
             connection.close()
-            failure = Failure("unknown", UNEXPECTED, detail=f"{type(exc).__name__}: {exc}")
+            detail = clean_text(traceback.format_exc(), DETAIL_LIMIT)
+            failure = Failure("unknown", UNEXPECTED, detail=detail)
             self._retry_or_fail(work, failure, redraw=False)
 
     def _try_step(self, work: Work) -> bool:
@@ -305,6 +312,7 @@ class Worker:
                 return self._finish(work)
             result = STEPS[step](work)
         except ComfyError as error:
+            work.lease.check_wanted()  # it may be of our own making: see Lease.abort
             return self._settle(work, error)
         except DatabaseError as exc:
             # No fault of the job's: the step is taken again, and looks before it acts.
@@ -434,6 +442,9 @@ class Worker:
             work.lease.check()
             if self._stopping.is_set():
                 raise Stopping
+            # A server that does not answer cannot keep the user waiting for much longer than that.
+            left = max(deadline - time.monotonic(), SHORTEST_LOOK)
+            work.client.read_timeout = min(work.client.read_timeout, left)
             try:
                 if self._is_gone(work):
                     return {}

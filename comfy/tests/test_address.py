@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from comfy.address import Address
+from comfy.address import Address, canonical
 
 
 def test_an_address_keeps_its_path_and_gives_up_its_password() -> None:
@@ -20,3 +20,15 @@ def test_what_is_no_address_is_refused_without_being_repeated(url: str) -> None:
         Address.parse(url)
 
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://me:P%40@gpu/Comfy", "HTTP://me:P%40@GPU/Comfy/", "http://me:P%40@gpu:80/Comfy//"],
+)
+def test_an_address_has_one_spelling(url: str) -> None:
+    assert canonical(url) == "http://me:P%40@gpu/Comfy"
+
+
+def test_another_port_is_another_address() -> None:
+    assert canonical("https://[::1]:80/") == "https://[::1]:80"

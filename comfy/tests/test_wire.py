@@ -147,6 +147,24 @@ def test_the_client_works_on_after_a_call_that_timed_out() -> None:
         assert client.view(PICTURE) == b"ok"
 
 
+def test_a_call_can_be_given_up_from_another_thread_and_the_client_works_on() -> None:
+    calls: list[ComfyClient] = []
+
+    def give_up_the_first(connection: socket.socket) -> None:
+        if calls:
+            calls.pop().abort()
+            hold(connection)
+        connection.sendall(OK + b"\r\nall of it")
+
+    with client_of(give_up_the_first) as client:
+        calls.append(client)
+        with pytest.raises(NoAnswer):
+            client.view(PICTURE)
+
+        client.abort()  # nothing is under way
+        assert client.view(PICTURE) == b"all of it"
+
+
 def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
 

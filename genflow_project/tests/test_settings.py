@@ -19,10 +19,12 @@ IN_PRODUCTION = {
 }
 
 
-def load_settings(**environment: str) -> subprocess.CompletedProcess[str]:
-    """Import the settings in a process with this environment alone."""
-    return subprocess.run(
-        [sys.executable, "-c", "from genflow_project import settings; print(settings.DATABASES)"],
+def load_settings(
+    *, show: str = "DATABASES", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Import the settings in a process with this environment alone, and print some of them."""
+    return subprocess.run(  # noqa: S603
+        [sys.executable, "-c", f"from genflow_project.settings import *; print(({show}))"],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"]} | environment,
         capture_output=True,
@@ -75,12 +77,55 @@ def test_another_database_is_refused_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GENFLOW_CONCURRENCY", "two"),
+        ("GENFLOW_LEASE_SECONDS", "15s"),
+        ("GENFLOW_NOTIFY", "maybe"),
+        ("LOG_LEVEL", "LOUD"),
+        ("DATABASE_URL", "nonsense"),
+        ("DATABASE_URL", "postgres://me:secret/@host/name"),
+    ],
+)
+def test_a_variable_that_makes_no_sense_is_named(name: str, value: str) -> None:
+    started = load_settings(**IN_PRODUCTION | {name: value})
+
+    assert started.returncode != 0
+    assert f"ImproperlyConfigured: {name} " in started.stderr
+    assert "secret" not in started.stderr
+
+
+def test_what_is_often_written_is_understood() -> None:
+    started = load_settings(
+        **IN_PRODUCTION,
+        GENFLOW_STALL_SECONDS="1e3",
+        LOG_LEVEL="debug",
+        COMFY_URL="http://one, http://two,",
+        show="GENFLOW_STALL_SECONDS, LOG_LEVEL, COMFY_URLS",
+    )
+
+    assert started.stdout.strip() == "(1000.0, 'DEBUG', ['http://one', 'http://two'])"
+
+
+def test_a_secret_may_begin_with_any_character() -> None:
+    started = load_settings(**IN_PRODUCTION | {"SECRET_KEY": "$x"}, show="SECRET_KEY")
+
+    assert started.stdout.strip() == "$x"
+
+
+@pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
         ("GENFLOW_LEASE_SECONDS", 0, "must be above 0"),
         ("GENFLOW_POLL_SECONDS", 60, "is above GENFLOW_LEASE_SECONDS"),
         ("GENFLOW_RETRY_BASE_SECONDS", 999, "is above GENFLOW_RETRY_MAX_SECONDS"),
+        ("GENFLOW_MAX_RESUBMITS", -1, "must not be below 0"),
+        ("GENFLOW_MAX_ATTEMPTS", 40_000, "must not be above 32,767"),
+        ("GENFLOW_RETRY_MAX_SECONDS", float("inf"), "must not be above"),
         ("COMFY_URLS", ["gpu:8188"], "write addresses like"),
+        ("COMFY_URLS", ["http://gpu", "http://gpu/?token=1"], "write addresses like"),
+        ("COMFY_URLS", ["http://gpu box"], "write addresses like"),
+        ("COMFY_URLS", ["http://me:secret@gpu:0"], "holds 'gpu:0'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(

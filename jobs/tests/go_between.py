@@ -40,7 +40,8 @@ class Reply:
         return json.loads(self.body)
 
 
-Answer = Reply | bytes  # bytes go out as they are, status line and all; then the connection is closed
+# Bytes go out as they are, status line and all; then the connection is closed.
+Answer = Reply | bytes
 Answering = Callable[[Seen], Answer]
 Spoiling = Callable[[Reply], Answer]
 
@@ -149,7 +150,8 @@ class GoBetween:
             return rule
 
     def _forward(self, seen: Seen, target: str) -> Reply | None:
-        if self._upstream is None or seen.path == "/ws":  # it passes no WebSocket on: polling is enough
+        # It passes no WebSocket on: polling is enough.
+        if self._upstream is None or seen.path == "/ws":
             return Reply(404)
         connection = HTTPConnection(self._upstream, timeout=60)
         headers = {k: v for k, v in seen.headers.items() if k.lower() not in HOP_BY_HOP}
@@ -198,7 +200,7 @@ def _handler_for(go_between: GoBetween) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
                 self.wfile.write(b"" if self.command == "HEAD" else answer.body)
 
-        do_GET = do_POST = do_HEAD = _answer  # noqa: N815 (http.server's names)
+        do_GET = do_POST = do_HEAD = _answer
 
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing on stderr."""

@@ -8,9 +8,10 @@ just after, before its answer is seen.
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -21,6 +22,16 @@ from django.db import connection, connections
 from comfy.client import ComfyClient
 
 T = TypeVar("T")
+
+
+@contextmanager
+def told_as(which: str) -> Iterator[None]:
+    """Say which of many cases it was that failed."""
+    try:
+        yield
+    except BaseException as exc:
+        exc.add_note(which)
+        raise
 
 
 class Killed(BaseException):
@@ -63,6 +74,22 @@ class KillAt:
             raise Killed
 
 
+class PauseBefore:
+    """Stops before the interaction of this number, from 0, until `go_on` is set. `reached`: it came to that."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, moment: Moment, point: Point) -> None:
+        if moment == Moment.BEFORE:
+            self._left -= 1
+            if self._left == -1:
+                self.reached.set()
+                assert self.go_on.wait(60)
+
+
 class Life:
     """The interactions of whatever a thread is made to do by `lead`. `points`: those so far, in their order."""
 
@@ -78,10 +105,10 @@ class Life:
         with ExitStack() as stack, suppress(Killed):
             stack.enter_context(connection.execute_wrapper(self._execute))
             for name, method in (
-                ("_commit", self._met("COMMIT", wrapper._commit)),
-                ("_rollback", self._met("ROLLBACK", wrapper._rollback)),
-                ("_set_autocommit", self._if_alive(wrapper._set_autocommit)),
-                ("get_new_connection", self._if_alive(wrapper.get_new_connection)),
+                ("commit", self._met("COMMIT", wrapper.commit)),
+                ("rollback", self._met("ROLLBACK", wrapper.rollback)),
+                ("set_autocommit", self._if_alive(wrapper.set_autocommit)),
+                ("connect", self._if_alive(wrapper.connect)),
             ):
                 stack.enter_context(patch.object(wrapper, name, method))
             stack.enter_context(patch.object(ComfyClient, "_request", self._request()))
@@ -119,10 +146,10 @@ class Life:
     def _if_alive(self, act: Callable[..., T]) -> Callable[..., T]:
         """For what changes nothing in the world, but would raise errors of its own in the dead."""
 
-        def act_if_alive(*args: Any) -> T:
+        def act_if_alive(*args: Any, **kwargs: Any) -> T:
             if self.is_over:
                 raise Killed
-            return act(*args)
+            return act(*args, **kwargs)
 
         return act_if_alive
 

@@ -1,17 +1,22 @@
-"""Who may hold a job and write to it: a small model, to compare the database with."""
+"""Who may hold a job, and what each write makes of it: a small model to compare the database with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Self
 from uuid import UUID
 
 from django.db.models.functions import Now
 
-from jobs.models import CancelRequested, Job, LeaseLost
-from jobs.tests.helpers import TERMS
+from jobs.models import Asset, CancelRequested, Failure, Job, LeaseLost
+from jobs.status import Step
+from jobs.tests import helpers
+
+# A lease longer than any test: it ends when that says so.
+TERMS: Final = replace(helpers.TERMS, lease=timedelta(hours=1), max_lost_workers=1)
+FAILURE: Final = Failure("unknown", "It went wrong.")
 
 UNFINISHED: Final = {"queued", "running", "canceling"}
 # What a holder may make of its job: canceled only if that was asked for, and then nothing else but failed.
@@ -42,7 +47,7 @@ class Row:
     drawing: int
     spoiled: int
     backend: int | None
-    refused_by: tuple[int, ...]
+    refused_by: tuple[int | None, ...]
     is_due: bool
     has_end: bool
     is_deleted: bool
@@ -61,36 +66,40 @@ class Row:
         """Its lease ran out once more, after as many lost workers as it may have."""
         return self.worker != "" and self.lost_workers >= TERMS.max_lost_workers
 
-    def telling(self, *kinds: str, **changes: Any) -> Self:
+    def after(self, *kinds: str, **changes: Any) -> Self:
         """Return the row after changes that the diary tells of."""
         return replace(self, diary=(*self.diary, *kinds), **changes)
 
-    def ended(self, status: str, *kinds: str, **changes: Any) -> Self:
-        end = {"status": status, "step": "", "lease": None, "has_end": True}
-        return self.telling(*kinds, status, **end | changes)
+    def begun_anew(self, **changes: Any) -> Self:
+        return replace(self, step="upload", checkpoints=frozenset(), **changes)
+
+    def back_in_the_queue(self, kind: str, **changes: Any) -> Self:
+        """Return the row with no holder: whoever had it has no right to it any more."""
+        free = {"status": "queued", "worker": "", "token": self.token + 1, "lease": None}
+        return self.after(kind, **free, **changes)
 
     def asked_to_end(self) -> Self:
         """Return the row after a cancel of an unfinished job."""
         if self.status == "queued" and self.backend is None:
-            return self.telling("cancel_asked", status="canceled", has_end=True)
+            return self.after("cancel_asked", status="canceled", has_end=True)
         lease = self.lease if self.status == "running" else False
-        return self.telling("cancel_asked", status="canceling", lease=lease)
+        return self.after("cancel_asked", status="canceling", lease=lease)
 
-    def let_go(self, kind: str, **changes: Any) -> Self:
-        """Return the row back in the queue; its holder has no right to it any more."""
-        free = {"status": "queued", "worker": "", "lease": None, "token": self.token + 1}
-        return self.telling(kind, **free | {"is_due": True} | changes)
+    def ended(self, status: str, **changes: Any) -> Self:
+        return self.after(status, status=status, step="", lease=None, has_end=True, **changes)
 
-    def begun_anew(self) -> Self:
-        return replace(self, step="upload", checkpoints=frozenset())
+    def canceled(self) -> Self | None:
+        """Return the row after its cancel; a deleted one is gone."""
+        return None if self.is_deleted else self.ended("canceled")
 
 
 Rows = Mapping[UUID, Row]
 
 
 def read_rows() -> dict[UUID, Row]:
-    jobs = Job.objects.annotate(now=Now()).prefetch_related("checkpoints", "events", "outputs")
-    return {job.pk: read_row(job, job.now) for job in jobs}
+    jobs = Job.objects.annotate(now=Now())
+    hanging = jobs.prefetch_related("checkpoints", "events", "outputs")
+    return {job.pk: read_row(job, job.now) for job in hanging}
 
 
 def read_row(job: Job, now: datetime) -> Row:
@@ -118,13 +127,115 @@ def read_row(job: Job, now: datetime) -> Row:
     )
 
 
-def refusal(row: Row | None, token: int, to: str) -> type[Exception] | None:
-    """Return what meets whoever writes with this token. None: it is done."""
-    if row is None or row.token != token or not row.is_held:
-        return LeaseLost
-    if to in HOLDER_MAY[row.status]:
-        return None
-    return CancelRequested if row.status == "canceling" else LeaseLost
+# --- what a holder writes ---
+
+
+@dataclass(frozen=True)
+class Write:
+    """to: the status it leads to; result: what becomes of the row (None: it is gone)."""
+
+    to: str
+    act: Callable[[Job], object]
+    result: Callable[[Row], Row | None]
+
+    def refusal(self, row: Row | None, job: Job) -> type[Exception] | None:
+        """Return what meets a holder who has no right to it. None: it is done."""
+        if row is None or row.token != job.fencing_token or not row.is_held:
+            return LeaseLost
+        if self.to in HOLDER_MAY[row.status]:
+            return None
+        return CancelRequested if row.status == "canceling" else LeaseLost
+
+
+def next_step(job: Job | Row) -> Step:
+    """Return the step to be saved. The last is not saved alone: the one before once more."""
+    return Step.WAIT if job.step == Step.DOWNLOAD else Step(job.step)
+
+
+def after_checkpoint(row: Row) -> Row:
+    step = next_step(row)
+    saved = row.checkpoints | {step}
+    return row.after("step_finished", step=step.following, lease=True, checkpoints=saved)
+
+
+def after_resubmission(row: Row) -> Row:
+    again = row.begun_anew(drawing=row.drawing + 1)
+    return again.after("resubmitted", resubmits=row.resubmits + 1, lease=True)
+
+
+def after_retry(row: Row, *, delay: timedelta, redraw: bool) -> Row:
+    if redraw or row.step == "upload":
+        row = replace(row, backend=None)
+    if redraw:
+        row = row.begun_anew(drawing=row.drawing + 1, spoiled=row.drawing + 1)
+    return row.back_in_the_queue("retry", attempt=row.attempt + 1, is_due=not delay)
+
+
+def after_hand_back(row: Row, *, keep_backend: bool, refused: bool) -> Row:
+    refused_by = (*row.refused_by, row.backend) if refused else row.refused_by
+    if not keep_backend:
+        row = row.begun_anew(backend=None)
+    return row.back_in_the_queue("handed_back", is_due=True, refused_by=refused_by)
+
+
+def after_success(row: Row) -> Row:
+    saved = {"checkpoints": row.checkpoints | {"download"}, "pictures": row.pictures + 1}
+    return row.after("step_finished").ended("succeeded", **saved)
+
+
+def succeed(job: Job) -> None:
+    picture = Asset(owner_id=job.owner_id, job=job, size=1, content_type="image/png")
+    Job.objects.succeed(job, [picture], {})
+
+
+def retry(*, delay: timedelta = timedelta(), redraw: bool = False) -> Write:
+    return Write(
+        "queued",
+        lambda job: Job.objects.retry(job, FAILURE, delay, redraw=redraw),
+        lambda row: after_retry(row, delay=delay, redraw=redraw),
+    )
+
+
+def hand_back(*, keep_backend: bool = True, refused: bool = False) -> Write:
+    return Write(
+        "queued",
+        lambda job: Job.objects.hand_back(job, "", keep_backend=keep_backend, refused=refused),
+        lambda row: after_hand_back(row, keep_backend=keep_backend, refused=refused),
+    )
+
+
+WRITES: Final[dict[str, Write]] = {
+    "checkpoint": Write(
+        "running",
+        lambda job: Job.objects.checkpoint(job, next_step(job), {}, TERMS.lease),
+        after_checkpoint,
+    ),
+    "show_progress": Write(
+        "running", lambda job: Job.objects.show_progress(job, {"value": 0.5}), lambda row: row
+    ),
+    "resubmit": Write(
+        "running", lambda job: Job.objects.resubmit(job, TERMS.lease), after_resubmission
+    ),
+    "retry": retry(),
+    "retry later": retry(delay=timedelta(hours=1)),
+    "draw again": retry(redraw=True),
+    "hand back": hand_back(),
+    "hand on": hand_back(keep_backend=False),
+    "refuse": hand_back(keep_backend=False, refused=True),
+    "succeed": Write("succeeded", succeed, after_success),
+    "fail": Write(
+        "failed", lambda job: Job.objects.fail(job, FAILURE), lambda row: row.ended("failed")
+    ),
+    "finish_cancel": Write("canceled", Job.objects.finish_cancel, Row.canceled),
+    "release": Write(
+        "canceling",
+        Job.objects.release,
+        lambda row: replace(row, worker="", token=row.token + 1, lease=False),
+    ),
+}
+
+
+# --- claims ---
 
 
 def load(rows: Rows, backend: int) -> int:
@@ -134,33 +245,37 @@ def load(rows: Rows, backend: int) -> int:
 
 @dataclass(frozen=True)
 class Claim:
-    """One worker's question for a job. limits: of the backends that are up, how many prompts each may have."""
+    """A worker's question for a job. limits: of the backends that are up, how many prompts each may have."""
 
     drives: Sequence[int]
     unattended: Sequence[int]
     limits: Mapping[int, int]
 
-    def free(self, rows: Rows) -> list[int]:
-        up = [pk for pk in self.drives if pk in self.limits]
-        return [pk for pk in up if load(rows, pk) < self.limits[pk]]
-
     def answer(self, rows: dict[UUID, Row]) -> UUID | None:
-        """Return the job to be taken. Those that came first and kill their workers are ended in `rows`."""
+        """Return the job to be taken. Those that come first and kill their workers are ended in `rows`."""
         while (pk := self._abandoned(rows)) and rows[pk].kills_workers:
             row = rows.pop(pk)
             if row.status == "running":
                 rows[pk] = row.ended("failed")
-            elif not row.is_deleted:
-                rows[pk] = row.ended("canceled")
+            elif ended := row.canceled():
+                rows[pk] = ended
         return pk or self._next_in_queue(rows)
 
-    def taken(self, row: Row, worker: str, backend: int | None) -> Row:
-        """Return the job as the worker holds it."""
+    def places(self, row: Row, rows: Rows) -> Sequence[int | None]:
+        """Return the backends on which this job may be taken."""
+        if row.backend in (self.drives if row.is_held else self._up):
+            return [row.backend]
+        free = self._free(rows)
+        return [pk for pk in free if pk not in row.refused_by] or free
+
+    @staticmethod
+    def taken(row: Row, worker: str, backend: int | None) -> Row:
+        """Return the job in the hands of this worker."""
         if row.backend not in {None, backend}:
             row = row.begun_anew()
-        return row.telling(
+        return row.after(
             "claimed",
-            status="canceling" if row.status == "canceling" else "running",
+            status="running" if row.status == "queued" else row.status,
             worker=worker,
             token=row.token + 1,
             lease=True,
@@ -168,31 +283,30 @@ class Claim:
             backend=backend,
         )
 
+    @property
+    def _up(self) -> list[int]:
+        return [pk for pk in self.drives if pk in self.limits]
+
+    def _free(self, rows: Rows) -> list[int]:
+        return [pk for pk in self._up if load(rows, pk) < self.limits[pk]]
+
     def _abandoned(self, rows: Rows) -> UUID | None:
-        within = {*self.drives, *(self.unattended if self.free(rows) else ())}
-        found = {
-            row.lease_expires_at: pk
+        within = {*self.drives, *(self.unattended if self._free(rows) else ())}
+        found = [
+            (row.lease_expires_at, pk)
             for pk, row in rows.items()
             if row.is_held and not row.lease and row.backend in within
-        }
-        return min(found.items())[1] if found else None
+        ]
+        return min(found)[1] if found else None
 
     def _next_in_queue(self, rows: Rows) -> UUID | None:
-        free = self.free(rows)
-        startable = {pk for pk in self.drives if pk in self.limits}
-        startable |= set(self.unattended if free else ())
-        found = {
-            row.place: pk
+        free = set(self._free(rows))
+        within = {*self._up, *(self.unattended if free else ())}
+        found = [
+            (row.place, pk)
             for pk, row in rows.items()
-            if row.status == "queued" and row.is_due
-            if row.backend in startable or (row.backend is None and set(free) - set(row.refused_by))
-        }
-        return min(found.items())[1] if found else None
-
-    def places(self, row: Row, rows: Rows) -> list[int | None]:
-        """Return the backends that a claim may put this job on."""
-        stays = self.drives if row.is_held else [pk for pk in self.drives if pk in self.limits]
-        if row.backend in stays:
-            return [row.backend]
-        free = self.free(rows)
-        return [pk for pk in free if pk not in row.refused_by] or free
+            if row.status == "queued"
+            and row.is_due
+            and (row.backend in within or (row.backend is None and free - set(row.refused_by)))
+        ]
+        return min(found)[1] if found else None

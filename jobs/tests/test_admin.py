@@ -251,6 +251,13 @@ def test_jobs_are_filtered_by_what_an_operator_asks(as_operator: Client, ann: Us
     assert found(as_operator, created="nonsense") == {waiting.pk, failed.pk, running.pk}
 
 
+@pytest.mark.parametrize(
+    "query", ["created_at__year=99999", "worker_id__regex=(", "owner__password__startswith=a"]
+)
+def test_no_other_filters_are_taken_from_the_address(as_operator: Client, query: str) -> None:
+    assert as_operator.get(f"{JOBS}?{query}").status_code == 400
+
+
 def test_the_filter_by_age_goes_by_the_id(ann: User) -> None:
     job = waiting_job(ann)
 
@@ -275,6 +282,12 @@ def test_cancel_ends_what_can_be_ended_and_counts(as_operator: Client, ann: User
         "1 job left alone: already ended or canceling.",
     ]
     assert waiting.events.get(kind="cancel_asked").facts == {"by": "operator olga"}
+
+
+def test_an_action_on_what_is_no_id_is_a_bad_request(as_operator: Client) -> None:
+    answer = as_operator.post(JOBS, {"action": "cancel", "_selected_action": "nonsense"})
+
+    assert answer.status_code == 400
 
 
 def test_retry_hurries_the_waiting_redraws_the_ended_and_leaves_the_rest(

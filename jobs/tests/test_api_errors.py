@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -46,6 +47,11 @@ def test_a_method_that_is_none_is_told_what_there_is() -> None:
     assert "GET" in response["Allow"]
 
 
+@pytest.mark.parametrize("client", [client_of, Client])
+def test_no_cache_keeps_an_answer(client: Callable[[], Client]) -> None:
+    assert client().get(f"{API}/jobs")["Cache-Control"] == "private, no-store"
+
+
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer x", "Bearer a b", "Bearer \xff", "Basic YTpi", "gf_x"]
 )
@@ -76,7 +82,7 @@ def test_a_user_shut_out_has_no_token() -> None:
     "error", [OperationalError("server closed"), InterfaceError("closed"), read_only()]
 )
 def test_a_database_that_is_away_is_told_as_such(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     client = client_of()
     monkeypatch.setattr(Job.objects, "submit", raising(error))
@@ -86,6 +92,7 @@ def test_a_database_that_is_away_is_told_as_such(
     assert (response.status_code, error_of(response)["code"]) == (503, "database_unavailable")
     assert int(response["Retry-After"]) > 0
     assert str(error) not in response.content.decode()
+    assert str(error) in [vars(record).get("reason") for record in caplog.records]
 
 
 def test_a_database_that_is_away_before_the_login_is_told_as_such(

@@ -47,10 +47,13 @@ def test_a_missing_migration_is_named() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("away")
-def test_without_a_database_it_is_not_ready_and_does_not_say_where_it_looked() -> None:
+def test_without_a_database_it_is_not_ready_and_says_only_in_the_log_where_it_looked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     response = Client().get("/readyz")
 
     assert response.status_code == 503
+    assert "db.internal" in vars(caplog.records[0])["reason"]
     assert response.json() == {"status": "unready", "reason": "The database cannot be reached."}
 
 

@@ -53,3 +53,18 @@ def test_a_token_is_not_stored_as_it_is() -> None:
 
     stored = ApiToken.objects.values().get()
     assert token not in str(stored)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["", "--create-user"],
+        ["z" * 151, "--create-user"],
+        ["zoe", "--create-user", "--name", "n" * 101],
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused_in_a_sentence(arguments: list[str]) -> None:
+    with pytest.raises(CommandError):
+        api_token(*arguments)
+
+    assert not User.objects.exists()

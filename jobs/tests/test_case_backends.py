@@ -10,7 +10,7 @@ import pytest
 from django.db.models.functions import Now
 
 from fake_comfy import FakeComfy
-from jobs.models import Backend, Job
+from jobs.models import Backend
 from jobs.tests.go_between import GoBetween, Reply
 from jobs.tests.helpers import (
     diary,
@@ -25,7 +25,9 @@ from jobs.tests.processes import worker_process
 from jobs.tests.test_worker import runs
 from jobs.worker import Options, Worker
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
+# For those with threads or processes of their own.
+committed = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
@@ -146,6 +148,7 @@ def test_jobs_sent_while_the_server_starts_up_all_end_on_their_first_attempt(
     assert backend_of(fake).failures == 0
 
 
+@committed
 def test_workers_that_start_before_their_server_draw_as_soon_as_it_is_there(
     fake: FakeComfy,
 ) -> None:
@@ -219,6 +222,7 @@ def test_a_server_that_refuses_posts_but_answers_probes_is_tried_ever_more_seldo
         assert run_until_done(job, worker).status == "succeeded"
 
 
+@committed
 def test_a_key_that_expires_in_mid_run_costs_the_run_nothing(fake: FakeComfy) -> None:
     fake.seconds = 1
     job = queue_job()
@@ -263,9 +267,7 @@ def test_a_broken_gpu_does_not_take_the_queue_down_with_it(fake: FakeComfy) -> N
     assert all(run_until_done(job, worker).status == "succeeded" for job in jobs)
 
 
-def test_the_jobs_of_a_broken_gpu_are_drawn_by_another(
-    fake: FakeComfy, other: FakeComfy
-) -> None:
+def test_the_jobs_of_a_broken_gpu_are_drawn_by_another(fake: FakeComfy, other: FakeComfy) -> None:
     fake.fault("cuda_broken")
     jobs = [queue_job() for _ in range(6)]
 
@@ -326,6 +328,7 @@ def test_a_run_that_shows_no_sign_of_life_is_stopped_and_handed_back(fake: FakeC
     assert backend_of(fake).status == "resting"
 
 
+@committed
 def test_a_prompt_in_a_queue_that_does_not_move_is_taken_out_of_it(fake: FakeComfy) -> None:
     fake.fault("zombie")
     worker = make_worker(fake.url, stall=1.0)
@@ -338,6 +341,7 @@ def test_a_prompt_in_a_queue_that_does_not_move_is_taken_out_of_it(fake: FakeCom
     assert sum(fake.prompts[str(job.pk)]["deleted"] for job in (first, second)) == 1
 
 
+@committed
 def test_a_prompt_behind_a_long_run_of_ours_is_not_taken_for_stuck(fake: FakeComfy) -> None:
     fake.seconds = 4
     worker = make_worker(fake.url, stall=1.5)

@@ -23,7 +23,9 @@ from jobs.tests.helpers import (
 )
 from jobs.tests.test_worker import runs, stop_after_submit
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
+# For those with threads or processes of their own.
+committed = pytest.mark.django_db(transaction=True)
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
 
 
@@ -84,6 +86,7 @@ def test_only_the_portraits_node_counts_however_many_nodes_saved_pictures(
     ]
 
 
+@committed
 def test_a_batch_keeps_its_order_over_a_restart(fake: FakeComfy) -> None:
     job = queue_job(count=3)
     stop_after_submit(make_worker(fake.url), fake, job)
@@ -96,6 +99,7 @@ def test_a_batch_keeps_its_order_over_a_restart(fake: FakeComfy) -> None:
     assert row.outputs.count() == 3
 
 
+@committed
 def test_a_batch_of_which_a_restart_left_only_a_part_is_drawn_again(fake: FakeComfy) -> None:
     job = queue_job(count=2)
     stop_after_submit(make_worker(fake.url), fake, job)
@@ -189,6 +193,7 @@ def a_web_page(body: bytes) -> bytes:
     return OK + b"Content-Length: 15\r\n\r\n<html>hi</html>"
 
 
+@committed
 @pytest.mark.parametrize(
     "spoil", [cut, cut_chunks, cut_without_a_length, nothing, zeros_at_the_end, a_web_page]
 )
@@ -270,9 +275,7 @@ def test_the_picture_of_another_run_is_never_taken(fake: FakeComfy, between: GoB
     assert run_until_done(first, make_worker(fake.url)).status == "succeeded"
     foreign = {"filename": f"{first.pk}_00001_.png", "subfolder": "genflow", "type": "output"}
     second = queue_job(make_user("bob"), photo=photo_bytes("blue"), max_attempts=2)
-    between.spoil(
-        "GET /history", outputs_spoiled(lambda *run: {"9": {"images": [foreign]}}), None
-    )
+    between.spoil("GET /history", outputs_spoiled(lambda *run: {"9": {"images": [foreign]}}), None)
 
     row = run_until_done(second, make_worker(between.url))
 
@@ -306,6 +309,7 @@ def test_a_file_that_lies_anywhere_else_is_never_asked_for(
     assert not between.requests("GET /view")
 
 
+@committed
 def test_users_with_the_same_prompt_and_seed_get_their_own_pictures_though_history_is_late(
     fake: FakeComfy,
 ) -> None:

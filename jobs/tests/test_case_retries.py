@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from fake_comfy import FakeComfy
 from jobs.backoff import backoff
-from jobs.models import Job
+from jobs.models import Asset, Job
 from jobs.tests.go_between import GoBetween, Reply
 from jobs.tests.helpers import (
     diary,
@@ -31,7 +31,9 @@ from jobs.tests.helpers import (
 from jobs.tests.helpers_api import API, client_of
 from jobs.tests.test_worker import runs
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
+# For those with threads or processes of their own.
+committed = pytest.mark.django_db(transaction=True)
 HOUR = 3600.0
 
 
@@ -199,6 +201,7 @@ def test_a_job_that_waits_for_its_next_upload_keeps_no_place_on_the_gpu(fake: Fa
     assert fresh(third).status == "succeeded"
 
 
+@committed
 @pytest.mark.parametrize(("failed_looks", "attempt"), [(3, 1), (7, 2)])
 def test_trouble_while_the_picture_is_drawn_keeps_the_run(
     fake: FakeComfy, failed_looks: int, attempt: int
@@ -230,6 +233,26 @@ def test_no_death_deploy_or_refusal_counts_as_an_attempt(fake: FakeComfy) -> Non
 
     assert (row.status, row.attempt) == ("succeeded", 1)
     assert diary(row).count("handed_back") == 3
+
+
+@committed
+def test_a_bug_of_ours_fails_the_attempt_whatever_its_words_are(
+    fake: FakeComfy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(asset: Asset) -> bytes:
+        raise ValueError("a\0b \ud83d" + "c" * 3_000_000)
+
+    monkeypatch.setattr("jobs.steps.read_input", stumble)
+    job = queue_job(max_attempts=2)
+
+    row = run_until_done(job, make_worker(fake.url))
+
+    assert row.error is not None
+    assert (row.status, row.attempt, row.error["code"]) == ("failed", 2, "unknown")
+    assert row.error["message"] == "Something went wrong while drawing. Please try again."
+    assert "in stumble" in row.error_detail
+    assert "ValueError: ab ?ccc" in row.error_detail
+    assert len(row.error_detail) < 50_000
 
 
 def test_a_failure_that_was_overcome_leaves_no_trace_for_the_user(fake: FakeComfy) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -26,7 +27,9 @@ from jobs.tests.helpers_api import client_of, post_portrait
 from jobs.tests.processes import worker_process
 from jobs.tests.test_worker import runs
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
+# For those with threads or processes of their own.
+committed = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
@@ -46,6 +49,9 @@ def partly_refused(reply: Reply, node: str) -> Reply:
     error = {"type": "value_not_in_list", "message": "Value not in list", "details": "x"}
     entry = {"class_type": "SaveImage", "errors": [error], "dependent_outputs": [node]}
     return json_reply(reply.json | {"node_errors": {node: entry}})
+
+
+EMPTY: dict[str, list[Any]] = {"queue_running": [], "queue_pending": []}
 
 
 # CUI-04
@@ -89,9 +95,6 @@ def test_a_prompt_whose_answer_and_look_both_fail_is_found_on_the_next_attempt(
     row = run_until_done(job, worker)
     assert (row.status, row.attempt) == ("succeeded", 2)
     assert runs(fake, job) == (1, 1)
-
-
-EMPTY = {"queue_running": [], "queue_pending": []}
 
 
 def test_a_server_that_makes_ids_of_its_own_fails_in_words_and_after_a_few_runs(
@@ -164,6 +167,7 @@ def test_a_photo_without_a_folder_in_the_answer_is_loaded_from_where_it_is_said_
     assert load_image_of(fake, job) == "elsewhere.jpeg"
 
 
+@committed
 def test_two_users_who_both_send_image_png_each_get_their_own_face(fake: FakeComfy) -> None:
     faces = {"ann": photo_bytes("red"), "bob": photo_bytes("blue")}
     jobs = {}
@@ -197,6 +201,7 @@ def leave_a_prompt_on_its_way(between: GoBetween, job: Job) -> Callable[[], None
     return hold.release
 
 
+@committed
 def test_a_prompt_that_arrives_late_beside_its_double_is_deleted_from_the_queue(
     fake: FakeComfy, between: GoBetween
 ) -> None:
@@ -214,6 +219,7 @@ def test_a_prompt_that_arrives_late_beside_its_double_is_deleted_from_the_queue(
     assert (counts["submitted"], counts["executed"], counts["deleted"]) == (2, 1, 1)
 
 
+@committed
 def test_a_prompt_that_arrives_after_its_double_has_finished_costs_the_gpu_nothing(
     fake: FakeComfy, between: GoBetween
 ) -> None:

@@ -80,4 +80,3 @@ def test_whoever_takes_the_job_over_hears_its_events(fake: FakeComfy) -> None:
 
     assert fresh(job).status == "succeeded"
     assert runs(fake, job) == (1, 1)
-

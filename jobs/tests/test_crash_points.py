@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -31,7 +30,7 @@ from jobs.tests.helpers import (
     start,
     wait_until,
 )
-from jobs.tests.interactions import KillAt, Life, Moment, Point
+from jobs.tests.interactions import KillAt, Life, Moment, Point, told_as
 from jobs.tests.test_worker import runs
 from jobs.worker import Worker
 
@@ -102,16 +101,6 @@ def kill_at_each(fake: FakeComfy, story: Story, moments: Sequence[tuple[Moment, 
     print(f"{len(moments)} kills")  # noqa: T201
 
 
-@contextmanager
-def told_as(what: str) -> Iterator[None]:
-    """Say in which of many cases it failed."""
-    try:
-        yield
-    except BaseException as exc:
-        exc.add_note(what)
-        raise
-
-
 def begin(fake: FakeComfy, story: Story) -> Job:
     fake.seconds = 0.02
     fake.clear_faults()
@@ -155,7 +144,7 @@ def assert_the_diary_agrees(row: Job) -> None:
     kinds = diary(row)
     lost = row.events.filter(kind="claimed", facts__has_key="lost_worker")
     assert [kind for kind in kinds if kind in JobStatus.values] == [kinds[-1]] == [row.status]
-    assert kinds.count("claimed") == row.fencing_token
+    assert kinds.count("claimed") + kinds.count("retry") == row.fencing_token
     assert lost.count() == row.lost_workers
     assert kinds.count("retry") == row.attempt - 1
     assert kinds.count("resubmitted") == row.resubmits

@@ -27,7 +27,9 @@ ASYNC: Final = (
     " `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
 # What a user must never read: paths, addresses, names of exceptions.
-PRIVATE: Final = re.compile(r"/|\\|\d+\.\d+\.\d+\.\d+|:\d{4}|localhost|\w+Error|Traceback|torch|CUDA")
+PRIVATE: Final = re.compile(
+    r"/|\\|\d+\.\d+\.\d+\.\d+|:\d{4}|localhost|\w+Error|Traceback|torch|CUDA"
+)
 
 
 class Sayer(GoBetween):
@@ -484,7 +486,7 @@ TEMPORARY: Final = [
     Reply(418, b"short and stout"),
     b"",
     b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{}",
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"que",
+    b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"que',
     b"SSH-2.0-OpenSSH_9.2\r\n",
 ]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import hypothesis.strategies as st
@@ -15,6 +14,7 @@ from hypothesis import settings
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
+    initialize,
     invariant,
     multiple,
     precondition,
@@ -22,19 +22,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jobs.models import Asset, Backend, Failure, Job
-from jobs.status import Step
-from jobs.tests.helpers import TERMS, let_lease_expire, make_backend, make_user, queue_job
-from jobs.tests.ownership import FOLLOWING, UNFINISHED, Claim, Row, load, read_rows, refusal
-
-FAILURE: Final = Failure("unknown", "It went wrong.")
-# Longer than any example takes: only a rule lets it run out.
-LEASE: Final = timedelta(hours=1)
-MOST_JOBS: Final = 5
-
-some_backends = st.sampled_from([(0,), (1,), (0, 1)])
-one_or_none = st.sampled_from([(), (0,), (1,)])
-delays = st.sampled_from([timedelta(), timedelta(hours=1)])
+from jobs.models import Backend, Job
+from jobs.tests.helpers import let_lease_expire, make_backend, make_user, queue_job
+from jobs.tests.ownership import FOLLOWING, TERMS, UNFINISHED, WRITES, Claim, Row, load, read_rows
 
 
 class Ownership(RuleBasedStateMachine):
@@ -45,15 +35,18 @@ class Ownership(RuleBasedStateMachine):
 
     jobs = Bundle("jobs")
     holders = Bundle("holders")
+    backends = st.integers(0, 1)
+    workers = st.sampled_from(["w1", "w2"])
 
     def __init__(self) -> None:
         super().__init__()
         self.example = transaction.atomic()
         self.example.__enter__()
         self.owner = make_user()
-        self.backends = [make_backend(f"http://{name}.test") for name in "ab"]
         self.before: Mapping[UUID, Row] = {}
         self.rows: Mapping[UUID, Row] = {}
+        self.given: dict[tuple[UUID, int], Job] = {}
+        self.fleet = [make_backend(f"http://{name}.test") for name in "ab"]
 
     def teardown(self) -> None:
         transaction.set_rollback(True)
@@ -63,7 +56,7 @@ class Ownership(RuleBasedStateMachine):
 
     @invariant()
     def no_backend_has_more_prompts_than_its_limit(self) -> None:
-        for backend in self.backends:
+        for backend in self.fleet:
             assert load(self.rows, backend.pk) <= TERMS.prompts_per_backend
 
     @invariant()
@@ -89,13 +82,17 @@ class Ownership(RuleBasedStateMachine):
 
     # --- what owners and operators do ---
 
-    @precondition(lambda self: len(self.rows) < MOST_JOBS)
+    @initialize(target=jobs)
+    def submit_some(self) -> Any:
+        return multiple(*(self.submit(priority=0) for _ in range(3)))
+
+    @precondition(lambda self: sum(row.status == "queued" for row in self.rows.values()) < 3)
     @rule(target=jobs, priority=st.integers(0, 1))
     def submit(self, priority: int) -> UUID:
-        job = queue_job(self.owner, photo=b"a photo", priority=priority)
+        pk = queue_job(self.owner, photo=b"a photo", priority=priority).pk
         self.before, self.rows = self.rows, read_rows()
-        assert self.rows.keys() - self.before.keys() == {job.pk}
-        return job.pk
+        assert self.rows.keys() - self.before.keys() == {pk}
+        return pk
 
     @rule(pk=jobs)
     def cancel(self, pk: UUID) -> None:
@@ -112,222 +109,109 @@ class Ownership(RuleBasedStateMachine):
 
         Job.objects.delete_for_owner(pk)
 
-        if row is not None and row.status in {"queued", "running"}:
+        if row and row.status in {"queued", "running"}:
             row = row.asked_to_end()
-        is_unfinished = row is not None and row.status in UNFINISHED
-        self.expect({pk: replace(row, is_deleted=True) if row and is_unfinished else None})
+        self.expect({pk: replace(row, is_deleted=True) if row and not row.has_end else None})
 
     @rule()
-    def sweep(self) -> None:
+    def sweep_and_run_now(self) -> None:
         Job.objects.purge_deleted()
-
-        swept = [pk for pk, row in self.rows.items() if row.is_deleted and row.has_end]
-        self.expect(dict.fromkeys(swept))
-
-    @rule()
-    def run_now(self) -> None:
         Job.objects.run_now()
 
-        queued = {pk: row for pk, row in self.rows.items() if row.status == "queued"}
-        self.expect({pk: replace(row, is_due=True) for pk, row in queued.items()})
+        due = {pk: replace(row, is_due=True) for pk, row in self.rows.items()}
+        self.expect(
+            {pk: None if row.is_deleted and row.has_end else row for pk, row in due.items()}
+        )
 
-    # --- what backends do ---
+    # --- what becomes of backends ---
 
-    @rule(number=st.integers(0, 1))
-    def rest(self, number: int) -> None:
-        self.backends[number].rest("refused")
-        self.expect({})
-
-    @rule(number=st.integers(0, 1))
-    def come_back(self, number: int) -> None:
-        self.backends[number].seen("0.26.0")
-        self.expect({})
-
-    @rule(number=st.integers(0, 1))
-    def recover(self, number: int) -> None:
-        self.backends[number].recovered()
+    @rule(number=backends, reason=st.sampled_from(["refused", "it answers", "a run ended well"]))
+    def change_backend(self, number: int, reason: str) -> None:
+        backend = self.fleet[number]
+        if reason == "refused":
+            backend.rest(reason)
+        elif reason == "it answers":
+            backend.seen("0.26.0")
+        else:
+            backend.recovered()
         self.expect({})
 
     # --- claims and leases ---
 
-    @rule(
-        target=holders,
-        worker=st.sampled_from(["w1", "w2", "w3"]),
-        drives=some_backends,
-        unattended=one_or_none,
-    )
-    def claim(self, worker: str, drives: tuple[int, ...], unattended: tuple[int, ...]) -> Any:
+    @rule(target=holders, worker=workers)
+    def claim(self, worker: str) -> Any:
+        return self.ask(worker, self.fleet, [])
+
+    @rule(target=holders, worker=workers, drives=backends, unattended=backends)
+    def claim_for_one_backend(self, worker: str, drives: int, unattended: int) -> Any:
+        return self.ask(worker, [self.fleet[drives]], [self.fleet[unattended]])
+
+    def ask(self, worker: str, drives: Sequence[Backend], unattended: Sequence[Backend]) -> Any:
         question = Claim(
-            [self.backends[number].pk for number in drives],
-            [self.backends[number].pk for number in unattended],
-            {b.pk: 1 if b.failures else TERMS.prompts_per_backend for b in Backend.objects.usable()},
+            [backend.pk for backend in drives],
+            [backend.pk for backend in unattended],
+            {
+                b.pk: 1 if b.failures else TERMS.prompts_per_backend
+                for b in Backend.objects.usable()
+            },
         )
         expected = dict(self.rows)
         pk = question.answer(expected)
 
-        held = Job.objects.claim(
-            worker, question.drives, replace(TERMS, lease=LEASE), question.unattended
-        )
+        held = Job.objects.claim(worker, question.drives, TERMS, question.unattended)
 
         assert (held and held.pk) == pk
         if held is not None:
             row = expected[held.pk]
             assert held.backend_id in question.places(row, expected)
             expected[held.pk] = question.taken(row, worker, held.backend_id)
-        self.expect(dict.fromkeys(self.rows) | expected)
+            self.given[held.pk, held.fencing_token] = held
+        self.expect({**dict.fromkeys(self.rows), **expected})
         return multiple() if held is None else held
 
-    @rule(held=st.lists(holders, min_size=1, max_size=3))
-    def renew(self, held: list[Job]) -> None:
-        tokens = {job.pk: job.fencing_token for job in held}
+    @rule(holders=st.lists(holders, min_size=1, max_size=3))
+    def renew(self, holders: list[Job]) -> None:
+        tokens = {job.pk: job.fencing_token for job in holders}
 
-        answer = Job.objects.renew(tokens, LEASE)
+        answer = Job.objects.renew(tokens, TERMS.lease)
 
         ours = {
-            pk: row
-            for pk, row in self.rows.items()
-            if row.is_held and row.token == tokens.get(pk)
+            pk: row for pk, row in self.rows.items() if row.is_held and row.token == tokens.get(pk)
         }
         assert answer == {pk: row.status for pk, row in ours.items()}
         self.expect({pk: replace(row, lease=True) for pk, row in ours.items()})
 
-    @rule(job=holders)
-    def expire(self, job: Job) -> None:
-        row = self.rows.get(job.pk)
-        if row is not None and row.is_held:
-            let_lease_expire(job)
-            self.expect({job.pk: replace(row, lease=False)})
+    @precondition(lambda self: self.holding())
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(self.holding()))
 
-    # --- what holders write ---
+        let_lease_expire(job)
 
-    def write(
-        self,
-        job: Job,
-        to: str,
-        act: Callable[[], object],
-        result: Callable[[Row], Row | None],
-    ) -> None:
-        """Write as this holder: the row becomes the result or, if it has no right to that, stays as it is."""
-        row = self.rows.get(job.pk)
-        if error := refusal(row, job.fencing_token, to):
-            with pytest.raises(error):
-                act()
+        self.expect({job.pk: replace(self.rows[job.pk], lease=False)})
+
+    @rule(job=holders, name=st.sampled_from(list(WRITES)))
+    def anybody_writes(self, job: Job, name: str) -> None:
+        write, row = WRITES[name], self.rows.get(job.pk)
+        if name == "release" and row and row.status == "running":
+            return  # only of canceling jobs
+        if refusal := write.refusal(row, job):
+            with pytest.raises(refusal):
+                write.act(job)
             self.expect({})
         else:
             assert row is not None
-            act()
-            self.expect({job.pk: result(row)})
+            write.act(job)
+            self.expect({job.pk: write.result(row)})
 
-    @rule(job=holders)
-    def checkpoint(self, job: Job) -> None:
-        step = Step.WAIT if job.step == Step.DOWNLOAD else Step(job.step)  # that one: once more
-        self.write(
-            job,
-            "running",
-            lambda: Job.objects.checkpoint(job, step, {}, LEASE),
-            lambda row: row.telling(
-                "step_finished",
-                step=step.following,
-                lease=True,
-                checkpoints=row.checkpoints | {step},
-            ),
-        )
+    @precondition(lambda self: self.holding())
+    @rule(data=st.data(), name=st.sampled_from(list(WRITES)))
+    def a_holder_writes(self, data: st.DataObject, name: str) -> None:
+        self.anybody_writes(data.draw(st.sampled_from(self.holding())), name)
 
-    @rule(job=holders)
-    def show_progress(self, job: Job) -> None:
-        self.write(
-            job, "running", lambda: Job.objects.show_progress(job, {"value": 0.5}), lambda row: row
-        )
-
-    @rule(job=holders)
-    def resubmit(self, job: Job) -> None:
-        self.write(
-            job,
-            "running",
-            lambda: Job.objects.resubmit(job, LEASE),
-            lambda row: row.begun_anew().telling(
-                "resubmitted",
-                resubmits=row.resubmits + 1,
-                drawing=row.drawing + 1,
-                lease=True,
-            ),
-        )
-
-    @rule(job=holders, delay=delays, redraw=st.booleans())
-    def retry(self, job: Job, delay: timedelta, redraw: bool) -> None:
-        def result(row: Row) -> Row:
-            if redraw or row.step == "upload":
-                row = replace(row, backend=None)
-            if redraw:
-                drawing = row.drawing + 1
-                row = replace(row.begun_anew(), drawing=drawing, spoiled=drawing)
-            return row.let_go("retry", attempt=row.attempt + 1, is_due=not delay)
-
-        self.write(
-            job,
-            "queued",
-            lambda: Job.objects.retry(job, FAILURE, delay, redraw=redraw),
-            result,
-        )
-
-    @rule(job=holders, keep_backend=st.booleans(), refused=st.booleans())
-    def hand_back(self, job: Job, keep_backend: bool, refused: bool) -> None:
-        def result(row: Row) -> Row:
-            refused_by = row.refused_by
-            if refused and row.backend is not None:
-                refused_by += (row.backend,)
-            if not keep_backend:
-                row = replace(row.begun_anew(), backend=None)
-            return row.let_go("handed_back", refused_by=refused_by)
-
-        self.write(
-            job,
-            "queued",
-            lambda: Job.objects.hand_back(job, "test", keep_backend=keep_backend, refused=refused),
-            result,
-        )
-
-    @rule(job=holders)
-    def release(self, job: Job) -> None:
-        row = self.rows.get(job.pk)
-        if row is not None and row.status == "running":
-            return  # so only canceling jobs are let go of
-        self.write(
-            job,
-            "canceling",
-            lambda: Job.objects.release(job),
-            lambda row: replace(row, worker="", lease=False, token=row.token + 1),
-        )
-
-    @rule(job=holders)
-    def finish_cancel(self, job: Job) -> None:
-        self.write(
-            job,
-            "canceled",
-            lambda: Job.objects.finish_cancel(job),
-            lambda row: None if row.is_deleted else row.ended("canceled"),
-        )
-
-    @rule(job=holders)
-    def succeed(self, job: Job) -> None:
-        picture = Asset(owner=self.owner, job=job, size=1, content_type="image/png")
-        self.write(
-            job,
-            "succeeded",
-            lambda: Job.objects.succeed(job, [picture], {}),
-            lambda row: row.ended(
-                "succeeded",
-                "step_finished",
-                checkpoints=row.checkpoints | {"download"},
-                pictures=row.pictures + 1,
-            ),
-        )
-
-    @rule(job=holders)
-    def fail(self, job: Job) -> None:
-        self.write(
-            job, "failed", lambda: Job.objects.fail(job, FAILURE), lambda row: row.ended("failed")
-        )
+    def holding(self) -> list[Job]:
+        held = [(pk, row.token) for pk, row in self.rows.items() if row.is_held]
+        return [self.given[key] for key in held if key in self.given]
 
 
 @pytest.mark.django_db

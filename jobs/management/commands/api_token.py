@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import Any
+from typing import Any, Final
 
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from jobs.models import ApiToken
+
+NAME_LENGTH: Final = 100  # of ApiToken.name
 
 
 class Command(BaseCommand):
@@ -22,10 +25,24 @@ class Command(BaseCommand):
         parser.add_argument("--name", default="", help="what the token is for")
 
     def handle(self, *, username: str, create_user: bool, name: str, **options: Any) -> None:
+        if len(name) > NAME_LENGTH:
+            raise CommandError(f"--name may have {NAME_LENGTH} characters at most")
         user = User.objects.filter(username=username).first()
         if user is None:
             if not create_user:
                 raise CommandError(f"There is no user {username}; --create-user makes one.")
-            user = User.objects.create_user(username)
+            user = new_user(username)
         _, token = ApiToken.objects.create(user=user, name=name)
         self.stdout.write(token)
+
+
+def new_user(username: str) -> User:
+    user = User(username=username)
+    user.set_unusable_password()
+    try:
+        user.full_clean()
+    except ValidationError as exc:
+        reasons = " ".join(exc.messages)
+        raise CommandError(f"{username!r} cannot be the name of a user: {reasons}") from exc
+    user.save()
+    return user

@@ -7,8 +7,11 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import OperationalError, connection
 
-from jobs.checks import is_http_url
+from comfy.address import canonical
+from jobs.checks import is_http_url, without_password
+from jobs.health import unapplied_migrations
 from jobs.worker import Options, Worker
 
 
@@ -30,18 +33,36 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         urls = options["comfy_url"] or settings.COMFY_URLS
-        if wrong := [url for url in urls if not is_http_url(url)]:
+        if not urls:
+            raise CommandError("COMFY_URL is empty; set it, or give --comfy-url")
+        if wrong := [without_password(url) for url in urls if not is_http_url(url)]:
             raise CommandError(f"{wrong[0]!r} is no address; write it like http://127.0.0.1:8188")
-        concurrency = options["concurrency"] or settings.GENFLOW_CONCURRENCY
+        concurrency = options["concurrency"]
+        if concurrency is None:
+            concurrency = settings.GENFLOW_CONCURRENCY
         if concurrency < 1:
             raise CommandError("--concurrency must be 1 or more")
+        refuse_old_tables()
         worker = Worker(
-            urls,
+            list(dict.fromkeys(map(canonical, urls))),
             Options.from_settings(concurrency=concurrency, drain=options["drain"]),
             options["name"],
         )
         if not run_until_signal(worker):
             raise CommandError("a thread of the worker died; see the log")
+
+
+def refuse_old_tables() -> None:
+    try:
+        missing = unapplied_migrations()
+    except OperationalError:  # away: the worker waits for it
+        return
+    finally:
+        connection.close()  # this thread has no more use for it
+    if missing:
+        raise CommandError(
+            f"The database lacks {', '.join(missing)}; run `manage.py migrate` first"
+        )
 
 
 def run_until_signal(worker: Worker) -> bool:
