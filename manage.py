@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Django's command line: `manage.py help` lists the commands."""
 
 from __future__ import annotations
@@ -6,8 +6,19 @@ from __future__ import annotations
 import os
 import sys
 
-from django.core.management import execute_from_command_line
+
+def main() -> None:
+    try:
+        from django.core.exceptions import ImproperlyConfigured
+        from django.core.management import execute_from_command_line
+    except ImportError as exc:
+        sys.exit(f"{exc}. Do `. .venv/bin/activate` first; ./scripts/demo makes that folder.")
+    try:
+        execute_from_command_line(sys.argv)
+    except ImproperlyConfigured as exc:
+        sys.exit(f"genflow: {exc}")
+
 
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "genflow_project.settings")
-    execute_from_command_line(sys.argv)
+    main()

@@ -43,7 +43,9 @@ def read_plan() -> Plan:
 
 def main() -> int:
     plan = read_plan()
-    say(f"seed {plan.seed}: {plan.jobs} jobs on {plan.workers} workers, {plan.seconds:g} s of trouble")
+    say(
+        f"seed {plan.seed}: {plan.jobs} jobs on {plan.workers} workers, {plan.seconds:g} s of trouble"
+    )
     with ExitStack() as stack:
         server = stack.enter_context(OwnPostgres())
         set_up_django(server)

@@ -27,6 +27,9 @@ from jobs.tests.processes import environment
 PATIENCE: Final = 120.0
 LEAVING_SECONDS: Final = 30.0
 
+# How a worker may leave: SIGTERM simply ends one that has hardly begun.
+POLITE: Final = (0, -signal.SIGTERM)
+
 # Faults of ComfyUI, each with the longest time it takes, in leases. None draws a picture twice by itself.
 FAULTS: Final = {
     "http_500": 0.0,
@@ -148,8 +151,7 @@ class House:
                 self.thaw(worker)
         for worker in [w for w in self.workers if w.process.poll() is not None]:
             self.workers.remove(worker)
-            # SIGTERM ends one that has hardly begun.
-            if not (worker.leaving and worker.process.returncode in (0, -signal.SIGTERM)):
+            if not (worker.leaving and worker.process.returncode in POLITE):
                 self.deserters.append(f"pid {worker.process.pid}: {worker.process.returncode}")
         self.open()
 
@@ -174,13 +176,14 @@ class House:
                 return
             self.look_after_workers()
             time.sleep(0.2)
+        self.note("end")
 
     def close(self) -> None:
         """Send the workers away politely, and take the last count."""
         for worker in self.workers:
             worker.process.terminate()
         for worker in self.workers:
-            if (status := worker.process.wait(LEAVING_SECONDS)) != 0:
+            if (status := worker.process.wait(LEAVING_SECONDS)) not in POLITE:
                 self.deserters.append(f"pid {worker.process.pid} at the end: {status}")
         self.lives.append(self.counts())
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from bench.trouble import Happening, House
+from bench.trouble import House
 from jobs.models import Job, JobEvent
 from jobs.status import JobStatus
 
@@ -59,11 +59,15 @@ def judge(house: House, jobs: Sequence[uuid.UUID]) -> Verdict:
         ("recoveries", len(recoveries), "of jobs whose worker was killed"),
     ]
     text = [f"{name:22}{number:6}  {remark}".rstrip() for name, number, remark in lines]
+    at = {h.what: h.at for h in house.happenings}
+    text.append(f"from the end of the trouble to that of the last job: {at['end'] - at['calm']:.1f} s")
     if recoveries:
         text.append(described(recoveries))
     text.append("trouble: " + listed(Counter(h.what for h in house.happenings)))
     text += [told(house, row) for row in rows if not is_well_ended(row)]
-    text += [f"executed twice, {d.explanation or 'unexplained'}: {told(house, d.job)}" for d in doubles]
+    text += [
+        f"executed twice, {d.explanation or 'unexplained'}: {told(house, d.job)}" for d in doubles
+    ]
     return Verdict("\n".join(text), not (lost or unexplained or house.deserters or errors))
 
 
@@ -71,9 +75,11 @@ def is_well_ended(row: Job) -> bool:
     """Ended with a picture whose bytes are there, or with an error."""
     if row.status != JobStatus.SUCCEEDED:
         return row.is_final
-    return [output.file.size for output in row.outputs.all()] == [
-        output.size for output in row.outputs.all()
-    ] != []
+    return (
+        [output.file.size for output in row.outputs.all()]
+        == [output.size for output in row.outputs.all()]
+        != []
+    )
 
 
 def double(house: House, row: Job) -> Double | None:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 from websockets.exceptions import WebSocketException
@@ -44,6 +44,10 @@ class Progress:
     current_node_class: str | None = None
     step: int | None = None
     steps: int | None = None
+
+    @classmethod
+    def done(cls, graph: Graph) -> Self:
+        return cls(1.0, len(graph), len(graph))
 
     def as_json(self) -> dict[str, Any]:
         """As the Progress of the Comfy API v2."""

@@ -14,7 +14,7 @@ from django.contrib import admin, messages
 from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest, PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.db.models import Count, Model, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, F, Model, OuterRef, Q, QuerySet, Subquery
 from django.db.models.fields.json import KT
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
@@ -25,6 +25,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.text import Truncator
 
+from jobs.housekeeping import UNATTENDED_AFTER
 from jobs.models import ApiToken, Asset, Backend, Job, QueueFull
 from jobs.pages import asset_response
 from jobs.portraits import draw_again
@@ -398,6 +399,7 @@ class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """The address is not shown: it may hold a password."""
 
     form = BackendForm
+    ordering = (F("last_seen_at").desc(nulls_last=True),)
     list_display = (
         "name",
         "shown_status",
@@ -440,6 +442,10 @@ class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description="status")
     def shown_status(self, backend: Backend) -> SafeString:
+        seen = backend.last_seen_at
+        silent = seen is None or timezone.now() - seen > UNATTENDED_AFTER
+        if silent and backend.status == Backend.Status.UP:
+            return badge(Backend.Status.RESTING, "no worker hears of it")
         return badge(backend.status, backend.get_status_display())
 
     @admin.display(description="reason")

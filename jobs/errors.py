@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import Error as DatabaseError
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.decorators.csrf import csrf_exempt
-from rest_framework.exceptions import APIException, ValidationError
+from rest_framework.exceptions import APIException, NotAuthenticated, ValidationError
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_exception_handler
 
@@ -35,6 +35,11 @@ CODES: Final = {
     413: "request_too_large",
     415: "unsupported_media_type",
     422: "invalid_request",
+}
+# Instead of words that the framework chose.
+SENTENCES: Final[Mapping[type[Exception], str]] = {
+    Http404: "You have nothing of this id.",
+    NotAuthenticated: "Send `Authorization: Bearer TOKEN`, or log in.",
 }
 # Seconds: about what a failover or a restart takes.
 DATABASE_RETRY_AFTER: Final = 5
@@ -73,8 +78,9 @@ def exception_handler(exc: Exception, context: dict[str, Any]) -> Response | Non
     if isinstance(exc, ApiError):
         response.data = envelope(exc.code, str(exc.detail), exc.details)
     else:
-        code = CODES.get(response.status_code, "error")
-        response.data = envelope(code, str(response.data["detail"]))
+        status = response.status_code
+        message = SENTENCES.get(type(exc)) or str(response.data["detail"])
+        response.data = envelope(CODES.get(status, "error"), message)
     return response
 
 

@@ -14,7 +14,7 @@ from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
 from comfy.client import ComfyClient
-from comfy.errors import ComfyError
+from comfy.errors import ComfyError, ErrorKind
 from jobs.models import Asset, Backend, Blob, Job
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class Housekeeper:
         self.backends = backends
         self.unattended: Sequence[int] = ()
         self.known: Sequence[int] = ()
+        self._silent: set[int] = set()
         self._every = every_seconds
         self._closed = threading.Event()
 
@@ -74,9 +75,18 @@ class Housekeeper:
             with ComfyClient(backend.url, connect_timeout=2, read_timeout=10) as client:
                 version = client.system_stats().version
         except ComfyError as error:
-            logger.info("backend.no_answer", extra={"backend": backend.name, "reason": str(error)})
+            if error.kind == ErrorKind.BACKEND:
+                backend.rest(str(error))
+            if backend.pk not in self._silent:  # once, however long it takes
+                self._silent.add(backend.pk)
+                logger.warning(
+                    "backend.no_answer", extra={"backend": backend.name, "reason": str(error)}
+                )
         else:
             backend.seen(version)
+            if backend.pk in self._silent:
+                self._silent.remove(backend.pk)
+                logger.info("backend.answers_again", extra={"backend": backend.name})
 
 
 def sweep() -> None:

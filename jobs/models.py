@@ -373,7 +373,8 @@ class JobQuerySet(models.QuerySet["Job"]):
             lease_expires_at=Now() + lease,
             started_at=Coalesce("started_at", Now()),
         )
-        job.record(JobEvent.Kind.CLAIMED, **lost)
+        assert job.backend is not None
+        job.record(JobEvent.Kind.CLAIMED, backend=job.backend.name, **lost)
         return job
 
     def _give_up(self, job: Job) -> None:
@@ -423,15 +424,22 @@ class JobQuerySet(models.QuerySet["Job"]):
             [Checkpoint(job=job, step=step, result=result, fencing_token=job.fencing_token)],
             ignore_conflicts=True,
         )
-        job.record(JobEvent.Kind.STEP_FINISHED, step=step)
+        how = {"how": result["how"]} if "how" in result else {}
+        job.record(JobEvent.Kind.STEP_FINISHED, step=step, **how)
 
     def show_progress(self, job: Job, progress: dict[str, Any]) -> None:
         self._write(job, JobStatus.RUNNING, progress=progress)
 
-    def succeed(self, job: Job, outputs: Sequence[Asset], result: dict[str, Any]) -> None:
+    def succeed(
+        self,
+        job: Job,
+        outputs: Sequence[Asset],
+        result: dict[str, Any],
+        progress: dict[str, Any] | None = None,
+    ) -> None:
         """Finish: output rows, the last checkpoint and `succeeded` together, or none of them."""
         with transaction.atomic():
-            self._end(job, JobStatus.SUCCEEDED, error=None, error_detail="")
+            self._end(job, JobStatus.SUCCEEDED, error=None, error_detail="", progress=progress)
             Asset.objects.bulk_create(outputs)
             self._save_checkpoint(job, Step.DOWNLOAD, result)
             job.record(JobEvent.Kind.SUCCEEDED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 import zlib
@@ -19,6 +20,10 @@ MAX_SIDE: Final = 16_384
 GROUND: Final = (255, 255, 255)  # what shows through a transparent picture
 # One of 64 million pixels takes up to 1.3 GB for two seconds, however small its file is: the rest wait.
 DECODED_AT_ONCE: Final = threading.BoundedSemaphore(2)
+# Of a JPEG. Each scan goes over all pixels again, and may have a hundred bytes; cameras make about ten.
+MAX_SCANS: Final = 50
+MAX_SEGMENTS: Final = 2_000
+JPEG_MARKER: Final = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")  # those with a length, and the end
 
 TURNS: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -83,10 +88,10 @@ def read_photo(file: Readable, *, max_bytes: int, max_pixels: int) -> Photo:
     if not content:
         raise _bad("The photo is empty.")
     try:
-        with Image.open(BytesIO(content), formats=FORMATS) as image:
+        _check_segments(content)
+        with DECODED_AT_ONCE, Image.open(BytesIO(content), formats=FORMATS) as image:
             _check_size(*image.size, max_pixels)
-            with DECODED_AT_ONCE:
-                return _encode(_plain(image))
+            return _encode(_plain(image))
     except UnidentifiedImageError as exc:
         raise BadPhoto(
             415,
@@ -118,6 +123,22 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise _bad(
             f"The photo is {width} x {height} pixels; it must have at least {MIN_SIDE} on each side."
         )
+
+
+def _check_segments(content: bytes) -> None:
+    """Refuse a JPEG of too many segments, which would keep the decoder busy for minutes, or scans: for hours."""
+    if not content.startswith(b"\xff\xd8"):
+        return
+    at = scans = 0
+    for _ in range(MAX_SEGMENTS):
+        marker = JPEG_MARKER.search(content, at)
+        if marker is None or marker[0] == b"\xff\xd9":  # the end
+            return
+        scans += marker[0] == b"\xff\xda"
+        if scans > MAX_SCANS:
+            break
+        at = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2])
+    raise _bad("The photo is made of too many pieces. Save it anew as a plain JPEG.")
 
 
 def _plain(image: Image.Image) -> Image.Image:

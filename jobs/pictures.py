@@ -46,7 +46,11 @@ def _content(asset: Asset) -> bytes:
 
 
 def output_unavailable() -> ApiError:
-    return ApiError(404, "output_unavailable", "There is no picture here.")
+    return ApiError(
+        404,
+        "output_unavailable",
+        "There is no picture: its job has not drawn one yet, or has ended without.",
+    )
 
 
 def _bytes_response(

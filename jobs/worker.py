@@ -35,6 +35,7 @@ from comfy.errors import (
     OutputMissing,
     RunFailed,
 )
+from comfy.events import Progress
 from comfy.text import clean_text
 from jobs.backoff import backoff
 from jobs.bell import Bell, Listener
@@ -138,7 +139,8 @@ class Worker:
             for target in (self.renewer.run, self.listener.run, self.housekeeper.run)
         ]
         slots = [self._thread(self._work_on) for _ in range(self.options.concurrency)]
-        logger.info("worker.started", extra={"worker_id": self.worker_id})
+        names = [backend.name for backend in self.backends]
+        logger.info("worker.started", extra={"worker_id": self.worker_id, "backends": names})
         while not self._stopping.wait(0.2) and any(slot.is_alive() for slot in slots):
             pass
         self._wind_up(slots)
@@ -331,7 +333,12 @@ class Worker:
         outputs = download(work)
         try:
             self._save(
-                work.lease, Job.objects.succeed, work.job, outputs, {"pictures": len(outputs)}
+                work.lease,
+                Job.objects.succeed,
+                work.job,
+                outputs,
+                {"pictures": len(outputs)},
+                Progress.done(work.job.graph).as_json(),
             )
         except (LeaseLost, CancelRequested):
             forget(outputs)

@@ -22,6 +22,12 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 VAR: Final = ROOT / "var"
 LOGS: Final = VAR / "log"
 USERNAME: Final = "demo"
+# So that the login stays the same from demo to demo.
+PASSWORD: Final = VAR / "demo-password"
+# Where `manage.py runworkers` looks for a ComfyUI, so that a worker started by hand finds this one.
+FAKE_PORT: Final = 8188
+# The worker may be killed to see what happens; one that dies of its own accord does not get better by it.
+WORKERS: Final = 5
 START_SECONDS: Final = 60
 # More than GENFLOW_SHUTDOWN_SECONDS by default, in which a worker gives its jobs back.
 STOP_SECONDS: Final = 25
@@ -45,13 +51,18 @@ def run(*, photo: Path, prompt: str, out: Path | None, exit: bool, port: int) ->
             signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     children = Children()
     try:
-        url = f"http://127.0.0.1:{free_port(port)}"
+        port = free_port(port)
+        children.port = port
+        url = f"http://127.0.0.1:{port}"
         password, token = prepare_database()
         start_servers(children, url)
-        job = draw(children, Api(url, token), photo, prompt, out or VAR / "portrait.png")
+        job = draw(children, Api(url, token, children), photo, prompt, out or VAR / "portrait.png")
         print(f"page: {url}/jobs/{job}/\nlogin: {USERNAME} / {password}", flush=True)
         if not exit:
-            say(f"genflow: the admin is {url}/admin/; press Ctrl-C to end")
+            say(f"genflow: the admin is {url}/admin/; another portrait, from another terminal:")
+            say(f'  curl -H "Authorization: Bearer {token}" {url}/api/v2/portraits \\')
+            say(f'       -F photo=@{photo} -F prompt="{prompt}"')
+            say("genflow: press Ctrl-C to end")
             children.wait_for(lambda: False, "")
     except Failed as exc:
         say(f"genflow: {exc}")
@@ -76,11 +87,16 @@ class Children:
 
     def __init__(self) -> None:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.workers = 0
+        self.port = 0  # of the web server; two demos at once have logs of their own
+
+    def log_of(self, name: str) -> Path:
+        return LOGS / f"{name}-{self.port}.log"
 
     def start(self, name: str, *arguments: str) -> None:
         LOGS.mkdir(parents=True, exist_ok=True)
         # In sessions of their own: Ctrl-C in the terminal comes to us, and we end them in good order.
-        with log_of(name).open("wb") as log:
+        with self.log_of(name).open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=ROOT,
@@ -91,19 +107,34 @@ class Children:
                 preexec_fn=end_with_parent,
             )
 
+    def start_worker(self) -> None:
+        self.workers += 1
+        self.start("worker", "manage.py", "runworkers", "--name", f"demo-{self.workers}")
+
     def wait_for(
         self, condition: Callable[[], T | None], what: str, seconds: float | None = None
     ) -> T:
-        """Return the condition's first true answer. Raises Failed if a process ends, or after so long."""
+        """Return the condition's first true answer. Raises Failed if a process ends, or after so long.
+
+        A killed worker is replaced: its job goes on.
+        """
         deadline = time.monotonic() + (seconds or float("inf"))
         while not (answer := condition()):
-            for name, process in self.processes.items():
-                if process.poll() is not None:
-                    raise Failed(f"{name} ended by itself; {log_of(name)} says why")
+            self.check()
             if time.monotonic() > deadline:
                 raise Failed(f"{what} did not happen within {seconds:.0f} s; see {LOGS}")
             time.sleep(0.1)
         return answer
+
+    def check(self) -> None:
+        for name, process in list(self.processes.items()):
+            if process.poll() is None:
+                continue
+            how = ended(process.returncode)
+            if name != "worker" or process.returncode >= 0 or self.workers >= WORKERS:
+                raise Failed(f"{name} {how}; {self.log_of(name)} says why")
+            say(f"\ngenflow: the worker {how}; starting another, which takes over its job")
+            self.start_worker()
 
     def stop(self) -> None:
         """End all: politely, and by force after a second signal or too long a time."""
@@ -124,8 +155,10 @@ class Children:
             process.kill()
 
 
-def log_of(name: str) -> Path:
-    return LOGS / f"{name}.log"
+def ended(status: int) -> str:
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended by itself with status {status}"
 
 
 LIBC: Final = ctypes.CDLL(None)
@@ -158,6 +191,13 @@ def free_port(port: int) -> int:
         return int(listener.getsockname()[1])
 
 
+def is_free(port: int) -> bool:
+    try:
+        return free_port(port) == port
+    except Failed:
+        return False
+
+
 def prepare_database() -> tuple[str, str]:
     """Bring the database up to date; return a password and an API token of the demo's user.
 
@@ -166,6 +206,8 @@ def prepare_database() -> tuple[str, str]:
     sys.path.insert(0, str(ROOT))
     os.environ |= {"DEBUG": "1", "ALLOWED_HOSTS": "127.0.0.1,localhost"}
     os.environ["DJANGO_SETTINGS_MODULE"] = "genflow_project.settings"
+    # A killed worker is missed after this many seconds: nobody wants to watch a demo for longer.
+    os.environ.setdefault("GENFLOW_LEASE_SECONDS", "5")
     import django
     from django.core.exceptions import ImproperlyConfigured
     from django.core.management import CommandError, call_command
@@ -173,9 +215,9 @@ def prepare_database() -> tuple[str, str]:
 
     say("genflow: preparing the database")
     token = io.StringIO()
-    password = secrets.token_urlsafe(9)
     try:
         django.setup()
+        password = keep_password()
         call_command("migrate", verbosity=0)
         call_command("api_token", USERNAME, "--create-user", stdout=token)
         open_admin(password)
@@ -183,6 +225,14 @@ def prepare_database() -> tuple[str, str]:
     except (ImproperlyConfigured, CommandError, Error) as exc:
         raise Failed(str(exc).strip()) from exc
     return password, token.getvalue().strip()
+
+
+def keep_password() -> str:
+    VAR.mkdir(exist_ok=True)
+    if not PASSWORD.exists():
+        PASSWORD.touch(mode=0o600)
+        PASSWORD.write_text(secrets.token_urlsafe(9))
+    return PASSWORD.read_text()
 
 
 def open_admin(password: str) -> None:
@@ -198,20 +248,21 @@ def open_admin(password: str) -> None:
 def start_servers(children: Children, url: str) -> None:
     # Settings have been read, and with them .env.
     if not os.environ.get("COMFY_URL"):
-        children.start("fake_comfy", "-m", "fake_comfy", "--port", "0", "--seconds", "4")
+        port = str(FAKE_PORT if is_free(FAKE_PORT) else 0)
+        children.start("fake_comfy", "-m", "fake_comfy", "--port", port, "--seconds", "4")
         os.environ["COMFY_URL"] = children.wait_for(
-            fake_url, "a start of fake_comfy", START_SECONDS
+            lambda: fake_url(children), "a start of fake_comfy", START_SECONDS
         )
     port = url.rpartition(":")[2]
     listen = ["--host", "127.0.0.1", "--port", port, "--timeout-graceful-shutdown", "3"]
     children.start("web", "-m", "uvicorn", "genflow_project.asgi:application", *listen)
-    children.start("worker", "manage.py", "runworkers")
+    children.start_worker()
     say(f"genflow: starting on {url}, with ComfyUI on {os.environ['COMFY_URL']}")
     children.wait_for(lambda: is_up(url), "a start of the web server", START_SECONDS)
 
 
-def fake_url() -> str | None:
-    line, newline, _ = log_of("fake_comfy").read_text().partition("\n")
+def fake_url(children: Children) -> str | None:
+    line, newline, _ = children.log_of("fake_comfy").read_text().partition("\n")
     name, _, url = line.partition(" ")
     return url if newline and name == "fake_comfy" else None
 
@@ -235,8 +286,9 @@ def local() -> requests.Session:
 class Api:
     """The few calls that a portrait takes."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, children: Children) -> None:
         self.url = f"{url}/api/v2"
+        self.log = children.log_of("web")
         self.session = local()
         self.session.headers["Authorization"] = f"Bearer {token}"
 
@@ -258,18 +310,18 @@ class Api:
         try:
             answer = self.session.request(method, self.url + path, timeout=60, **request)
         except requests.RequestException as exc:
-            raise Failed(f"the web server does not answer ({exc}); see {log_of('web')}") from exc
+            raise Failed(f"the web server does not answer ({exc}); see {self.log}") from exc
         if not answer.ok:
-            raise Failed(refusal(answer))
+            raise Failed(refusal(answer, self.log))
         return answer
 
 
-def refusal(answer: requests.Response) -> str:
+def refusal(answer: requests.Response, log: Path) -> str:
     """Return what the API's error says, with what is wrong in each field."""
     try:
         error = answer.json()["error"]
     except (ValueError, KeyError):
-        return f"the web server answered {answer.status_code}; see {log_of('web')}"
+        return f"the web server answered {answer.status_code}; see {log}"
     details = error.get("details") or {}
     fields = [f"{name}: {' '.join(sentences)}" for name, sentences in details.items()]
     return " ".join([error["message"], *fields])
@@ -279,6 +331,7 @@ def draw(children: Children, api: Api, photo: Path, prompt: str, out: Path) -> s
     """Have a portrait drawn and save it; return the job's id."""
     job = api.submit(photo, prompt)
     bar = Bar()
+    warn_if_silent(os.environ["COMFY_URL"])
 
     def ended() -> dict[str, Any] | None:
         found = api.job(job)
@@ -293,6 +346,15 @@ def draw(children: Children, api: Api, photo: Path, prompt: str, out: Path) -> s
     out.write_bytes(api.image(job))
     print(f"job: {job}\nportrait: {out}", flush=True)
     return job
+
+
+def warn_if_silent(comfy_urls: str) -> None:
+    """A job waits for a ComfyUI that is away, so a wrong address would look like a slow one."""
+    for url in comfy_urls.split(","):
+        try:
+            local().get(f"{url.rstrip('/')}/system_stats", timeout=5).raise_for_status()
+        except requests.RequestException as exc:
+            say(f"genflow: ComfyUI at {url} does not answer; the job waits for it ({exc})")
 
 
 class Bar:

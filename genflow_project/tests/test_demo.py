@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,8 +42,8 @@ def database_url(transactional_db: None) -> Iterator[str]:
 
 
 class Demo(subprocess.Popen[str]):
-    def __init__(self, database_url: str, *options: str | Path) -> None:
-        environment = os.environ | {"DATABASE_URL": database_url, "COMFY_URL": ""}
+    def __init__(self, database_url: str, *options: str | Path, comfy_url: str = "") -> None:
+        environment = os.environ | {"DATABASE_URL": database_url, "COMFY_URL": comfy_url}
         super().__init__(
             [sys.executable, ROOT / "scripts" / "demo", "--port", "0", *options],
             env=environment,
@@ -103,12 +104,41 @@ def test_the_demo_ends_when_a_part_of_it_crashes(database_url: str, tmp_path: Pa
     demo = Demo(database_url, "--out", tmp_path / "portrait.png")
     demo.lines()
 
-    os.kill(children_of(demo.pid)[-1], signal.SIGKILL)
+    os.kill(children_of(demo.pid)[1], signal.SIGKILL)
     _, said = demo.communicate(timeout=40)
 
     assert demo.returncode == 1
-    assert "worker ended by itself" in said
-    assert "worker.log" in said
+    assert "web was ended by SIGKILL" in said
+    assert "/log/web-" in said
+
+
+def test_a_worker_killed_in_mid_run_is_replaced_and_the_portrait_comes(
+    database_url: str, tmp_path: Path
+) -> None:
+    demo = Demo(database_url, "--exit", "--out", tmp_path / "portrait.png")
+    assert demo.stderr is not None
+    wait_until(lambda: "KSampler" in demo.stderr.readline(), 40)  # type: ignore[union-attr]
+
+    os.kill(children_of(demo.pid)[2], signal.SIGKILL)
+    _, said = demo.communicate(timeout=50)
+
+    assert demo.returncode == 0, said
+    assert "the worker was ended by SIGKILL; starting another" in said
+    assert (tmp_path / "portrait.png").exists()
+
+
+def test_a_comfyui_that_does_not_answer_is_named(database_url: str) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        demo = Demo(database_url, comfy_url=url)
+        assert demo.stderr is not None
+        wait_until(
+            lambda: f"ComfyUI at {url} does not answer" in demo.stderr.readline(),  # type: ignore[union-attr]
+            40,
+        )
+        demo.terminate()
+        demo.communicate(timeout=40)
 
 
 def test_a_photo_that_is_refused_ends_the_demo_with_the_reason(

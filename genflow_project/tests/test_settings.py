@@ -36,7 +36,7 @@ def load_settings(
 def test_the_example_file_lists_every_variable_and_no_other() -> None:
     source = (ROOT / "genflow_project/settings.py").read_text()
     read = re.findall(r'(?:env\.\w+|required_in_production)\(\s*"([A-Z_]+)"', source)
-    listed = re.findall(r"^([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    listed = re.findall(r"^#?([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
 
     assert set(listed) == set(read)
     assert len(listed) == len(set(listed))
@@ -44,7 +44,7 @@ def test_the_example_file_lists_every_variable_and_no_other() -> None:
 
 def test_the_example_files_defaults_are_those_of_the_settings() -> None:
     listed = dict(
-        re.findall(r"^(GENFLOW_[A-Z_]+)=(.+)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
+        re.findall(r"^#(GENFLOW_[A-Z_]+)=(.+)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
     )
     source = (ROOT / "genflow_project/settings.py").read_text()
     source = source.replace("20 * 1024 * 1024", "20971520").replace("64_000_000", "64000000")

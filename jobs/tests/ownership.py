@@ -97,9 +97,9 @@ Rows = Mapping[UUID, Row]
 
 
 def read_rows() -> dict[UUID, Row]:
-    jobs = Job.objects.annotate(now=Now())
-    hanging = jobs.prefetch_related("checkpoints", "events", "outputs")
-    return {job.pk: read_row(job, job.now) for job in hanging}
+    jobs = Job.objects.prefetch_related("checkpoints", "events", "outputs")
+    now = dict(Job.objects.values_list("pk", Now()))
+    return {job.pk: read_row(job, now[job.pk]) for job in jobs}
 
 
 def read_row(job: Job, now: datetime) -> Row:

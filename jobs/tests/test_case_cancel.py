@@ -12,8 +12,9 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from comfy.client import ComfyClient
+from comfy.errors import NotConnected
 from fake_comfy import FakeComfy
-from jobs.models import Asset, Blob, Job, new_id
+from jobs.models import Asset, Backend, Blob, Job, new_id
 from jobs.tests.go_between import GoBetween, Reply, json_reply
 from jobs.tests.helpers import (
     diary,
@@ -162,6 +163,25 @@ def test_a_cancel_of_a_job_that_waits_for_a_second_look_at_its_run_ends_the_run_
 
     assert fresh(job).status == "canceled"
     assert fake.prompts[str(job.pk)]["interrupted"] == 1
+
+
+def test_a_cancel_that_cuts_a_connection_short_blames_no_server_for_it(
+    fake: FakeComfy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = queue_job()
+    worker = make_worker(fake.url)
+
+    def cut_short(client: ComfyClient, *args: Any, **kwargs: Any) -> str:
+        Job.objects.cancel(job.pk, by="owner")
+        worker.renewer.renew_all()
+        raise NotConnected("given up while it was connecting")
+
+    monkeypatch.setattr(ComfyClient, "upload_image", cut_short)
+
+    worker.run_once()
+
+    assert fresh(job).status == "canceled"
+    assert Backend.objects.get().status == "up"
 
 
 # ComfyUI does not obey

@@ -261,22 +261,27 @@ def test_a_worker_frozen_right_before_its_post_sends_a_double_that_is_deleted(
 def test_a_worker_that_wakes_up_before_its_post_after_all_is_done_stops_what_it_sent(
     fake: FakeComfy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = queue_job()
+    job = queue_job(steps=150)
     freezer = Frozen(monkeypatch)
     first = start(make_worker(fake.url).run_once)
     assert freezer.reached.wait(20)
     let_lease_expire(job)
     row = run_until_done(job, make_worker(fake.url))
+    run_until_done(
+        queue_job(seed=8), make_worker(fake.url)
+    )  # ComfyUI's cache holds the last run only
     before = Job.objects.values().get(pk=job.pk)
 
+    fake.seconds = 20
     freezer.woken.set()
     first.join()
-
-    assert row.status == "succeeded"
-    assert Job.objects.values().get(pk=job.pk) == before
-    assert fake.prompts[str(job.pk)]["executed"] == 1
     with ComfyClient(fake.url) as client:
         wait_until(lambda: client.look_up(str(job.pk)).place == "finished")
+
+    counts = fake.prompts[str(job.pk)]
+    assert row.status == "succeeded"
+    assert Job.objects.values().get(pk=job.pk) == before
+    assert (counts["submitted"], counts["interrupted"] + counts["deleted"]) == (2, 1)
 
 
 def test_a_post_gets_no_more_time_than_is_left_of_the_lease(fake: FakeComfy) -> None:

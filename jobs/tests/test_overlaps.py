@@ -33,14 +33,12 @@ def renew(job: Job) -> object:
     return list(Job.objects.renew({job.pk: job.fencing_token}, TERMS.lease).values())
 
 
-# What may come at any time. The holder's process is among those who act: its renewals have a thread, and its
-# main thread gives a job back for a slot that does not in time.
+# What may come at any time, whatever the holder's slot is about to write. Its renewals come on another thread.
 OTHERS: Final[dict[str, Callable[[Job], object]]] = {
     "claim": claim,
     "renew": renew,
     "cancel": lambda job: Job.objects.cancel(job.pk, by="owner"),
     "delete": lambda job: Job.objects.delete_for_owner(job.pk),
-    "hand back": WRITES["hand back"].act,
 }
 ACTS: Final = {name: write.act for name, write in WRITES.items()} | OTHERS
 
@@ -62,7 +60,11 @@ class Situation:
 
 
 SITUATIONS: Final = {
-    "running": Situation(slot=("checkpoint", "resubmit", "draw again", "succeed", "fail")),
+    "running": Situation(
+        slot=("checkpoint", "resubmit", "draw again", "succeed", "fail"),
+        # A worker that stops does so for a slot that does not in time.
+        others=(*OTHERS, "hand back"),
+    ),
     "canceling": Situation(
         slot=("succeed", "fail", "finish_cancel", "release"),
         values={"status": JobStatus.CANCELING},
@@ -73,7 +75,7 @@ SITUATIONS: Final = {
             "worker_id": "",
             "fencing_token": 2,
             "lease_expires_at": None,
-        }
+        },
     ),
     "given up by the next claim": Situation(
         slot=("checkpoint", "succeed", "renew", "cancel", "delete"),

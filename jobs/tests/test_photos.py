@@ -213,6 +213,27 @@ def test_large_photos_sent_at_once_are_decoded_two_at_a_time(
     assert (len(most), max(most)) == (6, 2)
 
 
+def test_a_progressive_jpeg_has_only_so_many_scans() -> None:
+    content = encoded(ramp(), "JPEG", progressive=True)
+    first = content.index(b"\xff\xda", content.index(b"\xff\xda") + 1)
+    scan = content[first : content.index(b"\xff\xda", first + 1)]
+
+    read(content[:-2] + scan * 20 + content[-2:])
+    with pytest.raises(BadPhoto, match="too many pieces"):
+        read(content[:-2] + scan * 60 + content[-2:])
+
+
+def test_a_jpeg_has_only_so_many_segments() -> None:
+    content = encoded(ramp(), "JPEG")
+
+    with pytest.raises(BadPhoto, match="too many pieces"):
+        read(content[:2] + b"\xff\xe5\0\x02" * 5_000 + content[2:])
+
+
+def test_what_follows_a_jpeg_is_no_part_of_it() -> None:
+    read(encoded(ramp(), "JPEG") + b"\xff\xda\0\x02" * 5_000)
+
+
 def test_no_more_than_the_allowed_bytes_are_read() -> None:
     file = io.BytesIO(bytes(1_000_000))
 
