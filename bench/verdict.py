@@ -65,6 +65,8 @@ def judge(house: House, jobs: Sequence[uuid.UUID]) -> Verdict:
         text.append(described(recoveries))
     text.append("trouble: " + listed(Counter(h.what for h in house.happenings)))
     text += [told(house, row) for row in rows if not is_well_ended(row)]
+    slow = {r.job for r in recoveries if r.seconds > 2 * house.plan.lease}
+    text += [f"slow to recover: {told(house, row)}" for row in rows if row.pk in slow]
     text += [
         f"executed twice, {d.explanation or 'unexplained'}: {told(house, d.job)}" for d in doubles
     ]

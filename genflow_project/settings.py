@@ -115,7 +115,7 @@ def database() -> dict[str, Any]:
         # A count after a lock must see what the lock waited for, whatever the server's default. The option below
         # says it for statements outside of transactions; a pooler may drop it.
         isolation_level=IsolationLevel.READ_COMMITTED,
-        options="-c statement_timeout=30000 -c idle_in_transaction_session_timeout=30000"
+        options="-c statement_timeout=30000 -c idle_in_transaction_session_timeout=10000"
         r" -c default_transaction_isolation=read\ committed",
     )
     # A pooler in transaction mode cannot keep a server-side cursor.

@@ -374,6 +374,30 @@ def test_no_transaction_is_open_while_comfyui_takes_its_time(
     assert_undisturbed(fake, job)
 
 
+def test_a_worker_frozen_inside_a_claim_keeps_the_others_waiting_for_seconds_only(
+    fake: FakeComfy,
+) -> None:
+    worker = make_worker(fake.url)
+    job = queue_job()
+    locked, thawed = threading.Event(), threading.Event()
+
+    def freeze_while_claiming() -> None:
+        with suppress(OperationalError), transaction.atomic():
+            Backend.objects.select_for_update(no_key=True).get()
+            locked.set()
+            thawed.wait(60)
+
+    frozen = start(freeze_while_claiming)
+    locked.wait()
+    execute("SET lock_timeout = '20s'")
+
+    assert worker.run_once()  # the server has ended the other's transaction
+
+    thawed.set()
+    frozen.join()
+    assert_undisturbed(fake, job)
+
+
 def test_a_job_in_mid_run_can_be_edited_and_canceled_without_waiting_for_its_worker(
     fake: FakeComfy,
 ) -> None:

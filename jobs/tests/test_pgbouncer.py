@@ -38,7 +38,7 @@ pool_mode = transaction
 default_pool_size = 4
 ignore_startup_parameters = extra_float_digits, options
 """
-TIMEOUTS = "SET statement_timeout = 30000; SET idle_in_transaction_session_timeout = 30000"
+TIMEOUTS = "SET statement_timeout = 30000; SET idle_in_transaction_session_timeout = 10000"
 
 
 def database() -> str:
