@@ -28,7 +28,7 @@ class Plan:
     @property
     def run_seconds(self) -> float:
         """What one drawing takes: so long that there is work to the end of the trouble."""
-        return max(0.05, 0.7 * self.seconds / self.jobs)
+        return max(0.05, self.seconds / self.jobs)
 
 
 def read_plan() -> Plan:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,26 +31,29 @@ LEAVING_SECONDS: Final = 30.0
 # How a worker may leave: SIGTERM simply ends one that has hardly begun.
 POLITE: Final = (0, -signal.SIGTERM)
 
-# Faults of ComfyUI, each with the longest time it takes, in leases. None draws a picture twice by itself.
+# Faults of ComfyUI: how often among the others, and the longest time each takes, in leases. None is a reason to
+# draw a picture twice.
 FAULTS: Final = {
-    "http_500": 0.0,
-    "http_503": 0.2,
-    "html_502": 0.0,
-    "half_json": 0.0,
-    "slow": 1.5,
-    "refuse": 0.5,
-    "drop_after_accept": 0.0,
-    "hang_prompt": 1.5,
-    "drop_upload": 0.0,
-    "hang_upload": 1.5,
-    "hang_view": 1.5,
-    "truncate_view": 0.0,
-    "corrupt_view": 0.0,
-    "late_history": 0.5,
-    "forget_history": 0.0,
-    "ws_drop": 0.0,
-    "ws_silent": 0.0,
+    "http_500": (2, 0.0),
+    "http_503": (2, 0.2),
+    "html_502": (2, 0.0),
+    "half_json": (2, 0.0),
+    "slow": (2, 1.5),
+    "refuse": (2, 0.5),
+    "drop_after_accept": (4, 0.0),
+    "hang_prompt": (8, 1.5),
+    "drop_upload": (1, 0.0),
+    "hang_upload": (2, 1.5),
+    "hang_view": (2, 1.5),
+    "truncate_view": (1, 0.0),
+    "corrupt_view": (1, 0.0),
+    "late_history": (2, 0.5),
+    "forget_history": (2, 0.0),
+    "ws_drop": (1, 0.0),
+    "ws_silent": (1, 0.0),
 }
+# How likely a worker that is picked for trouble is one that holds a job.
+AIM: Final = 0.7
 
 
 class Plan(Protocol):
@@ -109,6 +113,9 @@ class House:
         assert self.comfy.stdout is not None
         self.comfy.stdout.close()
 
+    def trouble(self) -> Counter[str]:
+        return Counter(h.what for h in self.happenings if h.what not in ("calm", "end"))
+
     def note(self, what: str, pid: int = 0) -> None:
         self.happenings.append(Happening(time.time(), what, pid))
 
@@ -135,6 +142,8 @@ class House:
             # Trouble never ends a job here: all must succeed.
             GENFLOW_MAX_LOST_WORKERS=1000,
             GENFLOW_MAX_RESUBMITS=1000,
+            # A helper thread that hangs when its worker leaves takes its connection with it.
+            PYTHONWARNINGS="error,ignore::ResourceWarning",
         )
         with tempfile.NamedTemporaryFile(dir=self.logs, delete=False) as log:
             return subprocess.Popen(  # noqa: S603 (our own)
@@ -199,8 +208,15 @@ class House:
 # --- trouble ---
 
 
+def pick(house: House, rng: random.Random) -> Worker:
+    held = Job.objects.filter(status__in=HELD).values_list("worker_id", flat=True)
+    holders = {int(worker_id.split("-")[-2]) for worker_id in held if worker_id}
+    busy = [worker for worker in house.workers if worker.process.pid in holders]
+    return rng.choice(busy if busy and rng.random() < AIM else house.workers)
+
+
 def kill(house: House, rng: random.Random) -> None:
-    worker = rng.choice(house.workers)
+    worker = pick(house, rng)
     worker.process.kill()
     house.note("kill", worker.process.pid)
     worker.process.wait()
@@ -209,7 +225,7 @@ def kill(house: House, rng: random.Random) -> None:
 
 def freeze(house: House, rng: random.Random) -> None:
     """Stop a worker for up to two leases."""
-    worker, seconds = rng.choice(house.workers), rng.uniform(0.2, 2 * house.plan.lease)
+    worker, seconds = pick(house, rng), rng.uniform(0.2, 2 * house.plan.lease)
     if worker.thaw_at is None and not worker.leaving:
         worker.process.send_signal(signal.SIGSTOP)
         worker.thaw_at = time.monotonic() + seconds
@@ -218,7 +234,7 @@ def freeze(house: House, rng: random.Random) -> None:
 
 def deploy(house: House, rng: random.Random) -> None:
     """Send a worker away politely; another takes its place."""
-    worker = rng.choice(house.workers)
+    worker = pick(house, rng)
     if worker.thaw_at is None and not worker.leaving:
         worker.leaving = True
         worker.process.terminate()
@@ -226,15 +242,15 @@ def deploy(house: House, rng: random.Random) -> None:
 
 
 def restart_comfy(house: House, rng: random.Random) -> None:
+    house.note("restart of ComfyUI")
     # Down for a moment: what is counted until then belongs to the life that ended.
     house.command_comfy("/fake/restart", down_seconds=rng.uniform(0.5, 1.5))
     house.lives.append(house.counts())
-    house.note("restart of ComfyUI")
 
 
 def spoil_answers(house: House, rng: random.Random) -> None:
-    name = rng.choice(list(FAULTS))
-    seconds = rng.uniform(0.1, 1) * FAULTS[name] * house.plan.lease
+    [name] = rng.choices(list(FAULTS), [weight for weight, _ in FAULTS.values()])
+    seconds = rng.uniform(0.1, 1) * FAULTS[name][1] * house.plan.lease
     house.command_comfy("/fake/faults", name=name, times=rng.choice([1, 1, 2, 3]), seconds=seconds)
     house.note(name)
 
@@ -246,10 +262,11 @@ def cut_connections(house: House, rng: random.Random) -> None:
 
 
 def restart_postgres(house: House, rng: random.Random) -> None:
-    house.server.stop(mode := rng.choice(["fast", "immediate"]))
+    mode = rng.choice(["fast", "immediate"])
+    house.note(f"{mode} restart of Postgres")
+    house.server.stop(mode)
     time.sleep(rng.uniform(0, house.plan.lease / 2))
     house.server.start()
-    house.note(f"{mode} restart of Postgres")
 
 
 TROUBLE: Final[dict[Callable[[House, random.Random], None], int]] = {

@@ -8,10 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
+from typing import Final
 
 from bench.trouble import House
 from jobs.models import Job, JobEvent
 from jobs.status import JobStatus
+
+# How long after the last line of a diary something may have to do with it. Seconds.
+TELL_AFTER: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -24,14 +29,6 @@ class Recovery:
 
 
 @dataclass(frozen=True)
-class Double:
-    """A job drawn twice in one life of ComfyUI, though nothing was wrong with the first picture."""
-
-    job: Job
-    explanation: str
-
-
-@dataclass(frozen=True)
 class Verdict:
     text: str
     good: bool
@@ -41,8 +38,9 @@ def judge(house: House, jobs: Sequence[uuid.UUID]) -> Verdict:
     rows = list(Job.objects.filter(pk__in=jobs).prefetch_related("events", "outputs"))
     lost = len(jobs) - sum(is_well_ended(row) for row in rows)
     failed = Counter(row.error["code"] for row in rows if row.status == "failed" and row.error)
-    doubles = [d for row in rows if (d := double(house, row)) is not None]
-    unexplained = [d for d in doubles if not d.explanation]
+    executed = [row for row in rows if is_double(house, row, "executed")]
+    sent = [row for row in rows if is_double(house, row, "submitted")]
+    unexplained = [row for row in sent if not met_the_gap(house, row)]
     recoveries = sorted(find_recoveries(house, rows), key=lambda r: r.seconds)
     errors = Counter(read_errors(house))
     lines = [
@@ -50,7 +48,8 @@ def judge(house: House, jobs: Sequence[uuid.UUID]) -> Verdict:
         ("succeeded", sum(row.status == JobStatus.SUCCEEDED for row in rows), ""),
         ("failed", failed.total(), listed(failed)),
         ("lost", lost, ""),
-        ("executed twice", len(doubles), f"{len(unexplained)} of them unexplained"),
+        ("executed twice", len(executed), ""),
+        ("sent twice", len(sent), f"{len(unexplained)} of them unexplained"),
         ("sent again", sum(row.resubmits for row in rows), "ComfyUI had forgotten them"),
         ("taken over", sum(row.lost_workers for row in rows), "from workers that fell silent"),
         ("other attempts", sum(row.attempt - 1 for row in rows), ""),
@@ -60,16 +59,16 @@ def judge(house: House, jobs: Sequence[uuid.UUID]) -> Verdict:
     ]
     text = [f"{name:22}{number:6}  {remark}".rstrip() for name, number, remark in lines]
     at = {h.what: h.at for h in house.happenings}
-    text.append(f"from the end of the trouble to that of the last job: {at['end'] - at['calm']:.1f} s")
+    text.append(
+        f"from the end of the trouble to that of the last job: {at['end'] - at['calm']:.1f} s"
+    )
     if recoveries:
         text.append(described(recoveries))
-    text.append("trouble: " + listed(Counter(h.what for h in house.happenings)))
+    text.append("trouble: " + listed(house.trouble()))
     text += [told(house, row) for row in rows if not is_well_ended(row)]
     slow = {r.job for r in recoveries if r.seconds > 2 * house.plan.lease}
     text += [f"slow to recover: {told(house, row)}" for row in rows if row.pk in slow]
-    text += [
-        f"executed twice, {d.explanation or 'unexplained'}: {told(house, d.job)}" for d in doubles
-    ]
+    text += [f"sent twice: {told(house, row)}" for row in sent]
     return Verdict("\n".join(text), not (lost or unexplained or house.deserters or errors))
 
 
@@ -84,26 +83,28 @@ def is_well_ended(row: Job) -> bool:
     )
 
 
-def double(house: House, row: Job) -> Double | None:
+def is_double(house: House, row: Job, what: str) -> bool:
+    """Whether it was sent or executed twice in one life of ComfyUI, though the first picture was good."""
     spoiled = row.drawing - row.resubmits
-    if sum(n - 1 for n in drawings(house, row) if n) <= spoiled:
-        return None
-    return Double(row, "in the known gap" if met_the_gap(house, row) else "")
+    return sum(n - 1 for n in in_each_life(house, row, what) if n) > spoiled
 
 
-def drawings(house: House, row: Job) -> Iterator[int]:
-    """Yield how often the job was drawn in each life of ComfyUI."""
-    before = 0
-    for life in house.lives:
-        count = life.get(str(row.pk), {"executed": 0})["executed"]
-        yield count - before
-        before = count
+def in_each_life(house: House, row: Job, what: str) -> list[int]:
+    """Return how often the job was "submitted" or "executed" in each life of ComfyUI."""
+    totals = [0, *(life.get(str(row.pk), {what: 0})[what] for life in house.lives)]
+    return [after - before for before, after in pairwise(totals)]
 
 
 def met_the_gap(house: House, row: Job) -> bool:
-    """Whether the job was taken from a worker that was frozen, and not killed meanwhile."""
-    frozen = {h.pid for h in house.happenings if h.what == "freeze"}
-    return any(lost_pid(event) in frozen for event in row.events.all())
+    """Whether the job was taken from a worker that was frozen then, and woke up later."""
+    for event in row.events.all():
+        of_loser = [h for h in house.happenings if h.pid == lost_pid(event)]
+        taken_at = event.created_at.timestamp()
+        before = [h.what for h in of_loser if h.at < taken_at]
+        after = [h.what for h in of_loser if h.at >= taken_at]
+        if before[-1:] == ["freeze"] and after[:1] == ["thaw"]:
+            return True
+    return False
 
 
 def lost_pid(event: JobEvent) -> int:
@@ -152,8 +153,9 @@ def told(house: House, row: Job) -> str:
         for e in row.events.all()
     ]
     around = [(h.at, f"  [{h.what} {h.pid or ''}]") for h in house.happenings]
-    story = [line for line in sorted(diary + around) if diary[0][0] <= line[0] <= diary[-1][0] + 5]
-    head = f"{row.pk} {row.status} drawn {list(drawings(house, row))} drawing {row.drawing}"
+    begin, end = diary[:2][-1][0], diary[-1][0] + TELL_AFTER  # from its first claim
+    story = sorted(diary + [line for line in around if begin < line[0] < end])
+    head = f"{row.pk} {row.status} executed {in_each_life(house, row, 'executed')} drawing {row.drawing}"
     return "\n".join([head, *(f"  {clock(at)} {what}" for at, what in story)])
 
 

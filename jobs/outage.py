@@ -1,7 +1,14 @@
 from __future__ import annotations
 
 from django.db import Error, InterfaceError, OperationalError
-from psycopg.errors import ReadOnlySqlTransaction
+from psycopg.errors import (
+    IdleInTransactionSessionTimeout,
+    ReadOnlySqlTransaction,
+    TransactionTimeout,
+)
+
+# What a process finds that was frozen inside a transaction; psycopg has it among its internal errors.
+TIMED_OUT = (IdleInTransactionSessionTimeout, TransactionTimeout)
 
 
 def is_outage(error: Error) -> bool:
@@ -10,7 +17,11 @@ def is_outage(error: Error) -> bool:
     So it is when the database is away, overloaded or, amid a failover, read-only. Serialization failures,
     deadlocks and time-outs are operational errors, too.
     """
-    return isinstance(error, (OperationalError, InterfaceError)) or is_read_only(error)
+    return (
+        isinstance(error, (OperationalError, InterfaceError))
+        or isinstance(error.__cause__, TIMED_OUT)
+        or is_read_only(error)
+    )
 
 
 def is_read_only(error: Error) -> bool:

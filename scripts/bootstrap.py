@@ -36,13 +36,25 @@ def enter(requirements: str) -> None:
     """
     if Path(sys.prefix).resolve() == VENV.resolve():
         return
+    open_standard_streams()
     # Not in the folder itself, which may be made anew, nor in var/, which may be another user's.
     lock = os.open(ROOT / "requirements.txt", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     if not is_ready(requirements):
         install(requirements)
     os.close(lock)
+    # A path of ours may hold what the terminal cannot show.
+    os.environ.setdefault("PYTHONIOENCODING", ":backslashreplace")
     os.execv(PYTHON, [str(PYTHON), *sys.argv])
+
+
+def open_standard_streams() -> None:
+    """See that none is closed: its number would go to the next file, and what is printed into that file."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def is_ready(requirements: str) -> bool:

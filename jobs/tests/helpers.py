@@ -26,7 +26,7 @@ TERMS = Terms(lease=timedelta(seconds=15), prompts_per_backend=2, max_lost_worke
 LEASE = TERMS.lease
 
 
-def wait_until(condition: Callable[[], T], seconds: float = 20) -> T:
+def wait_until(condition: Callable[[], T], seconds: float = 50) -> T:
     """Return the condition's first true answer, or fail after so long."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):
@@ -119,6 +119,16 @@ def claim_new_job(worker_id: str = "w1", **values: Any) -> Job:
 
 def let_lease_expire(job: Job) -> None:
     Job.objects.filter(pk=job.pk).update(lease_expires_at=Now() - timedelta(seconds=1))
+
+
+def take_over(job: Job, worker: Worker) -> None:
+    """Let the worker go on with another's job, even if that had sent a last renewal."""
+
+    def try_it() -> bool:
+        let_lease_expire(job)
+        return worker.run_once()
+
+    wait_until(try_it)
 
 
 def fresh(job: Job | uuid.UUID) -> Job:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Self
 from uuid import UUID
 
-from django.db.models.functions import Now
+from django.db import connection
 
 from jobs.models import Asset, CancelRequested, Failure, Job, LeaseLost
 from jobs.status import Step
@@ -47,14 +47,14 @@ class Row:
     drawing: int
     spoiled: int
     backend: int | None
-    refused_by: tuple[int | None, ...]
+    refused_by: list[int]
     is_due: bool
     has_end: bool
     is_deleted: bool
-    checkpoints: frozenset[str]
+    checkpoints: list[str]  # by name
     pictures: int
-    diary: tuple[str, ...]
-    place: tuple[Any, ...] = field(compare=False)  # in the queue
+    diary: list[str]
+    place: int = field(compare=False)  # in the queue
     lease_expires_at: datetime | None = field(compare=False)
 
     @property
@@ -68,10 +68,10 @@ class Row:
 
     def after(self, *kinds: str, **changes: Any) -> Self:
         """Return the row after changes that the diary tells of."""
-        return replace(self, diary=(*self.diary, *kinds), **changes)
+        return replace(self, diary=[*self.diary, *kinds], **changes)
 
     def begun_anew(self, **changes: Any) -> Self:
-        return replace(self, step="upload", checkpoints=frozenset(), **changes)
+        return replace(self, step="upload", checkpoints=[], **changes)
 
     def back_in_the_queue(self, kind: str, **changes: Any) -> Self:
         """Return the row with no holder: whoever had it has no right to it any more."""
@@ -97,34 +97,21 @@ Rows = Mapping[UUID, Row]
 
 
 def read_rows() -> dict[UUID, Row]:
-    jobs = Job.objects.prefetch_related("checkpoints", "events", "outputs")
-    now = dict(Job.objects.values_list("pk", Now()))
-    return {job.pk: read_row(job, now[job.pk]) for job in jobs}
-
-
-def read_row(job: Job, now: datetime) -> Row:
-    return Row(
-        status=job.status,
-        step=job.step,
-        worker=job.worker_id,
-        token=job.fencing_token,
-        lease=None if job.lease_expires_at is None else job.lease_expires_at >= now,
-        attempt=job.attempt,
-        lost_workers=job.lost_workers,
-        resubmits=job.resubmits,
-        drawing=job.drawing,
-        spoiled=job.spoiled_drawings,
-        backend=job.backend_id,
-        refused_by=tuple(job.refused_by),
-        is_due=job.run_after <= now,
-        has_end=job.completed_at is not None,
-        is_deleted=job.deleted_at is not None,
-        checkpoints=frozenset(checkpoint.step for checkpoint in job.checkpoints.all()),
-        pictures=len(job.outputs.all()),
-        diary=tuple(event.kind for event in job.events.all()),
-        place=(-job.priority, job.turn, job.pk),
-        lease_expires_at=job.lease_expires_at,
-    )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """SELECT id, status, step, worker_id, fencing_token,
+                lease_expires_at >= statement_timestamp(),
+                attempt, lost_workers, resubmits, drawing, spoiled_drawings, backend_id,
+                ARRAY(SELECT jsonb_array_elements(refused_by)::int),
+                run_after <= statement_timestamp(), completed_at IS NOT NULL, deleted_at IS NOT NULL,
+                ARRAY(SELECT step FROM jobs_checkpoint WHERE job_id = job.id ORDER BY step),
+                (SELECT count(*) FROM jobs_asset WHERE job_id = job.id),
+                ARRAY(SELECT kind FROM jobs_jobevent WHERE job_id = job.id ORDER BY id),
+                row_number() OVER (ORDER BY priority DESC, turn, id),
+                lease_expires_at
+            FROM jobs_job AS job"""
+        )
+        return {pk: Row(*values) for pk, *values in cursor.fetchall()}
 
 
 # --- what a holder writes ---
@@ -154,7 +141,7 @@ def next_step(job: Job | Row) -> Step:
 
 def after_checkpoint(row: Row) -> Row:
     step = next_step(row)
-    saved = row.checkpoints | {step}
+    saved = sorted({*row.checkpoints, step})
     return row.after("step_finished", step=step.following, lease=True, checkpoints=saved)
 
 
@@ -172,15 +159,16 @@ def after_retry(row: Row, *, delay: timedelta, redraw: bool) -> Row:
 
 
 def after_hand_back(row: Row, *, keep_backend: bool, refused: bool) -> Row:
-    refused_by = (*row.refused_by, row.backend) if refused else row.refused_by
+    refused_by = [*row.refused_by, row.backend] if refused else row.refused_by
     if not keep_backend:
         row = row.begun_anew(backend=None)
     return row.back_in_the_queue("handed_back", is_due=True, refused_by=refused_by)
 
 
 def after_success(row: Row) -> Row:
-    saved = {"checkpoints": row.checkpoints | {"download"}, "pictures": row.pictures + 1}
-    return row.after("step_finished").ended("succeeded", **saved)
+    saved = sorted({*row.checkpoints, "download"})
+    done = row.after("step_finished", checkpoints=saved, pictures=row.pictures + 1)
+    return done.ended("succeeded")
 
 
 def succeed(job: Job) -> None:

@@ -50,7 +50,12 @@ class WorkerProcess:
     def send(self, signum: int) -> None:
         self.process.send_signal(signum)
 
-    def wait(self, seconds: float = 30) -> int:
+    def freeze(self) -> None:
+        """Stop it in its tracks, and return when it has stopped."""
+        self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def wait(self, seconds: float = 60) -> int:
         return self.process.wait(seconds)
 
     def kill(self) -> None:

@@ -32,7 +32,7 @@ from jobs.tests.processes import worker_process
 from jobs.tests.test_worker import runs
 from jobs.worker import Options, Worker
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
 
 
 @contextmanager
@@ -321,7 +321,7 @@ def test_an_interrupt_that_arrives_when_the_next_prompt_runs_does_not_stop_that(
         wait_until(lambda: runs(fake, second)[0] == 1)
         late = between.hold("POST /interrupt")
         Job.objects.cancel(first.pk, by="owner")
-        assert late.arrived.wait(20)
+        assert late.arrived.wait(50)
         wait_until(lambda: runs(fake, second) == (1, 1))
 
         late.release()

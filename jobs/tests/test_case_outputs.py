@@ -23,7 +23,7 @@ from jobs.tests.helpers import (
 )
 from jobs.tests.test_worker import runs, stop_after_submit
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(180)]
 # For those with threads or processes of their own.
 committed = pytest.mark.django_db(transaction=True)
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"

@@ -31,7 +31,7 @@ from jobs.tests.helpers import (
 from jobs.tests.helpers_api import API, client_of
 from jobs.tests.test_worker import runs
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(180)]
 # For those with threads or processes of their own.
 committed = pytest.mark.django_db(transaction=True)
 HOUR = 3600.0

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from fake_comfy import FakeComfy
+from jobs.models import Backend
 from jobs.tests.go_between import GoBetween
 from jobs.tests.helpers import (
     diary,
@@ -21,7 +22,7 @@ from jobs.tests.processes import WorkerProcess, worker_process
 from jobs.tests.test_case_cancel import STEPS, saw
 from jobs.tests.test_worker import runs
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
 
 
 # PGQ-24
@@ -120,7 +121,7 @@ def test_a_stop_before_anything_was_done_ends_well(fake: FakeComfy) -> None:
     fake.fault("refuse", times=None)
     job = queue_job()
     with worker_process(fake.url) as worker:
-        wait_until(lambda: "handed_back" in diary(job))
+        wait_until(lambda: Backend.objects.filter(status="resting"))
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
 
@@ -132,7 +133,7 @@ def test_a_job_handed_back_on_its_way_to_the_queue_is_not_sent_twice(fake: FakeC
     with GoBetween(fake.url) as between:
         with worker_process(between.url, GENFLOW_SHUTDOWN_SECONDS=2) as worker:
             late = between.hold("POST /prompt")
-            assert late.arrived.wait(20)
+            assert late.arrived.wait(50)
             worker.send(signal.SIGTERM)
             assert worker.wait() == 0
         assert (fresh(job).status, fresh(job).step) == ("queued", "submit")

@@ -27,7 +27,7 @@ from jobs.tests.helpers_api import client_of, post_portrait
 from jobs.tests.processes import worker_process
 from jobs.tests.test_worker import runs
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(180)]
 # For those with threads or processes of their own.
 committed = pytest.mark.django_db(transaction=True)
 
@@ -97,9 +97,27 @@ def test_a_prompt_whose_answer_and_look_both_fail_is_found_on_the_next_attempt(
     assert runs(fake, job) == (1, 1)
 
 
+def test_a_picture_drawn_under_an_id_of_the_servers_own_is_found_by_its_name(
+    fake: FakeComfy,
+) -> None:
+    fake.fault("wrong_id", times=None)
+    job = queue_job()
+    worker = make_worker(fake.url)
+    worker.run_once()
+    assert (fresh(job).status, fresh(job).attempt) == ("queued", 2)
+    picture = fake.data / "output" / "genflow" / f"{job.pk}_00001_.png"
+    wait_until(picture.exists)
+
+    row = run_until_done(job, worker)
+
+    assert (row.status, row.outputs.count()) == ("succeeded", 1)
+    assert sum(r.path == "/prompt" for r in fake.requests) == 1
+
+
 def test_a_server_that_makes_ids_of_its_own_fails_in_words_and_after_a_few_runs(
     fake: FakeComfy,
 ) -> None:
+    fake.seconds = 20
     fake.fault("wrong_id", times=None)
     job = queue_job(max_attempts=3)
 
@@ -195,7 +213,7 @@ def leave_a_prompt_on_its_way(between: GoBetween, job: Job) -> Callable[[], None
     """Kill a worker whose POST /prompt has not reached ComfyUI yet; return what lets it arrive."""
     hold = between.hold("POST /prompt")
     with worker_process(between.url) as victim:
-        assert hold.arrived.wait(20)
+        assert hold.arrived.wait(50)
         victim.kill()
     let_lease_expire(job)
     return hold.release

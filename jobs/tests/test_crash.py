@@ -19,6 +19,7 @@ from jobs.tests.helpers import (
     make_worker,
     queue_job,
     run_until_done,
+    take_over,
     wait_until,
 )
 from jobs.tests.processes import worker_process
@@ -86,9 +87,8 @@ def test_a_worker_frozen_past_its_lease_changes_nothing_when_it_wakes_up(fake: F
     job = queue_job()
     with worker_process(fake.url, GENFLOW_LEASE_SECONDS=2) as frozen:
         wait_until(lambda: fresh(job).step == "wait")
-        frozen.send(signal.SIGSTOP)
-        let_lease_expire(job)
-        run_until_done(job, make_worker(fake.url))
+        frozen.freeze()
+        take_over(job, make_worker(fake.url))
         before = Job.objects.values().get(pk=job.pk)
 
         frozen.send(signal.SIGCONT)

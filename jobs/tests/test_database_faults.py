@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +21,7 @@ from django.test import Client
 
 from fake_comfy import FakeComfy
 from genflow_project import embedded_postgres
-from jobs.models import Asset, Backend, Blob, Job, QueueFull
+from jobs.models import Asset, Backend, Blob, Job, JobQuerySet, QueueFull
 from jobs.status import HELD, JobStatus
 from jobs.tests.databases import (
     OwnPostgres,
@@ -375,27 +375,30 @@ def test_no_transaction_is_open_while_comfyui_takes_its_time(
 
 
 def test_a_worker_frozen_inside_a_claim_keeps_the_others_waiting_for_seconds_only(
-    fake: FakeComfy,
+    fake: FakeComfy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = make_worker(fake.url)
-    job = queue_job()
+    frozen, other, job = make_worker(fake.url), make_worker(fake.url), queue_job()
     locked, thawed = threading.Event(), threading.Event()
+    look = JobQuerySet._abandoned
+    outcomes: list[bool] = []
 
-    def freeze_while_claiming() -> None:
-        with suppress(OperationalError), transaction.atomic():
-            Backend.objects.select_for_update(no_key=True).get()
+    def look_slowly(jobs: JobQuerySet, backends: Sequence[int]) -> Job | None:
+        if not locked.is_set():
             locked.set()
             thawed.wait(60)
+        return look(jobs, backends)
 
-    frozen = start(freeze_while_claiming)
+    monkeypatch.setattr(JobQuerySet, "_abandoned", look_slowly)
+    thread = start(lambda: outcomes.append(frozen._try(frozen.run_once)))
     locked.wait()
     execute("SET lock_timeout = '20s'")
 
-    assert worker.run_once()  # the server has ended the other's transaction
+    assert other.run_once()  # the server has ended the frozen one's transaction by then
 
     thawed.set()
-    frozen.join()
+    thread.join()
     assert_undisturbed(fake, job)
+    assert outcomes == [False]  # it takes it for an outage, and goes on
 
 
 def test_a_job_in_mid_run_can_be_edited_and_canceled_without_waiting_for_its_worker(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import hypothesis.strategies as st
@@ -14,7 +14,6 @@ from hypothesis import settings
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
-    initialize,
     invariant,
     multiple,
     precondition,
@@ -26,14 +25,16 @@ from jobs.models import Backend, Job
 from jobs.tests.helpers import let_lease_expire, make_backend, make_user, queue_job
 from jobs.tests.ownership import FOLLOWING, TERMS, UNFINISHED, WRITES, Claim, Row, load, read_rows
 
+# After these the holder has the job still.
+KEEPING: Final = ["checkpoint", "resubmit", "show_progress"]
+
 
 class Ownership(RuleBasedStateMachine):
     """Each rule does one thing to the database and says how all the rows must look after it.
 
-    jobs: the ids of all that were ever queued; holders: what claims gave out, most of it long stale.
+    holders: what claims gave out, most of it long stale.
     """
 
-    jobs = Bundle("jobs")
     holders = Bundle("holders")
     backends = st.integers(0, 1)
     workers = st.sampled_from(["w1", "w2"])
@@ -43,10 +44,12 @@ class Ownership(RuleBasedStateMachine):
         self.example = transaction.atomic()
         self.example.__enter__()
         self.owner = make_user()
+        self.fleet = [make_backend(f"http://{name}.test") for name in "ab"]
         self.before: Mapping[UUID, Row] = {}
         self.rows: Mapping[UUID, Row] = {}
         self.given: dict[tuple[UUID, int], Job] = {}
-        self.fleet = [make_backend(f"http://{name}.test") for name in "ab"]
+        for _ in range(3):
+            self.submit(priority=0)
 
     def teardown(self) -> None:
         transaction.set_rollback(True)
@@ -82,36 +85,27 @@ class Ownership(RuleBasedStateMachine):
 
     # --- what owners and operators do ---
 
-    @initialize(target=jobs)
-    def submit_some(self) -> Any:
-        return multiple(*(self.submit(priority=0) for _ in range(3)))
-
     @precondition(lambda self: sum(row.status == "queued" for row in self.rows.values()) < 3)
-    @rule(target=jobs, priority=st.integers(0, 1))
-    def submit(self, priority: int) -> UUID:
+    @rule(priority=st.integers(0, 1))
+    def submit(self, priority: int) -> None:
         pk = queue_job(self.owner, photo=b"a photo", priority=priority).pk
         self.before, self.rows = self.rows, read_rows()
         assert self.rows.keys() - self.before.keys() == {pk}
-        return pk
 
-    @rule(pk=jobs)
-    def cancel(self, pk: UUID) -> None:
-        row = self.rows.get(pk)
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), delete=st.booleans())
+    def ask_for_the_end(self, data: st.DataObject, delete: bool) -> None:
+        pk = data.draw(st.sampled_from(list(self.rows)))
+        row = self.rows[pk]
+        would = row.status in {"queued", "running"}
+        changed = row.asked_to_end() if would else row
 
-        asked = Job.objects.cancel(pk, by="owner")
-
-        assert asked == (row is not None and row.status in {"queued", "running"})
-        self.expect({pk: row.asked_to_end()} if row and asked else {})
-
-    @rule(pk=jobs)
-    def delete(self, pk: UUID) -> None:
-        row = self.rows.get(pk)
-
-        Job.objects.delete_for_owner(pk)
-
-        if row and row.status in {"queued", "running"}:
-            row = row.asked_to_end()
-        self.expect({pk: replace(row, is_deleted=True) if row and not row.has_end else None})
+        if delete:
+            Job.objects.delete_for_owner(pk)
+            self.expect({pk: None if changed.has_end else replace(changed, is_deleted=True)})
+        else:
+            assert Job.objects.cancel(pk, by="owner") == would
+            self.expect({pk: changed})
 
     @rule()
     def sweep_and_run_now(self) -> None:
@@ -205,8 +199,13 @@ class Ownership(RuleBasedStateMachine):
             self.expect({job.pk: write.result(row)})
 
     @precondition(lambda self: self.holding())
-    @rule(data=st.data(), name=st.sampled_from(list(WRITES)))
-    def a_holder_writes(self, data: st.DataObject, name: str) -> None:
+    @rule(data=st.data(), name=st.sampled_from(KEEPING))
+    def a_holder_goes_on(self, data: st.DataObject, name: str) -> None:
+        self.anybody_writes(data.draw(st.sampled_from(self.holding())), name)
+
+    @precondition(lambda self: self.holding())
+    @rule(data=st.data(), name=st.sampled_from([name for name in WRITES if name not in KEEPING]))
+    def a_holder_lets_go(self, data: st.DataObject, name: str) -> None:
         self.anybody_writes(data.draw(st.sampled_from(self.holding())), name)
 
     def holding(self) -> list[Job]:
@@ -220,8 +219,8 @@ def test_in_any_order_of_claims_and_writes_each_job_has_one_holder_and_one_end()
     run_state_machine_as_test(
         Ownership,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
+            max_examples=80,
+            stateful_step_count=50,
             deadline=None,
             database=None,
             print_blob=True,

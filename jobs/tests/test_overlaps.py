@@ -6,8 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from itertools import count, product
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import pytest
 from django.db import connection
@@ -15,13 +16,13 @@ from django.db.models.functions import Now
 
 from jobs.models import CancelRequested, Job, LeaseLost
 from jobs.status import JobStatus
-from jobs.tests.helpers import fresh, make_backend, make_user, wait_until
+from jobs.tests.helpers import fresh, make_backend, make_user, queue_job, wait_until
 from jobs.tests.interactions import Life, PauseBefore, told_as
 from jobs.tests.ownership import TERMS, WRITES, Row, read_rows
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 
-Answers = tuple[object, object]
+T = TypeVar("T")
 
 
 def claim(job: Job) -> object:
@@ -90,7 +91,7 @@ class Outcome:
     """What became of the job (None: gone), and what the two were told."""
 
     row: Row | None
-    answers: Answers
+    answers: tuple[object, object]
 
     def turned(self) -> Self:
         return replace(self, answers=self.answers[::-1])
@@ -110,13 +111,14 @@ class Couple:
             pool.shutdown()
 
     def overlap(
-        self, first: Callable[[], object], second: Callable[[], object], number: int
-    ) -> Answers | None:
+        self, first: Callable[[], T], second: Callable[[], T], number: int
+    ) -> tuple[T, T] | None:
         """Do the second before the first's interaction of this number, as far as the database lets it.
 
         None: the first has not so many.
         """
-        pause, answers = PauseBefore(number), []
+        pause = PauseBefore(number)
+        answers: list[T] = []
         ahead = self._first.submit(Life(pause).lead, lambda: answers.append(first()))
         wait_until(lambda: pause.reached.is_set() or ahead.done())
         if not pause.reached.is_set():
@@ -158,6 +160,20 @@ def test_two_acts_at_once_end_as_one_after_the_other(name: str) -> None:
                     assert outcome in allowed
                     overlaps += 1
     print(f"{overlaps} overlaps")  # noqa: T201
+
+
+def test_two_claims_at_once_keep_to_the_limit_of_the_backend() -> None:
+    one_place = replace(TERMS, prompts_per_backend=1)
+    backend = make_backend()
+
+    with Couple() as couple:
+        for number in count(1):
+            Job.objects.all().delete()
+            jobs = {queue_job().pk for _ in range(2)}
+            ask = partial(Job.objects.claim, "w1", [backend.pk], one_place)
+            if (answers := couple.overlap(ask, ask, number)) is None:
+                break
+            assert len(jobs & {job.pk for job in answers if job}) == 1
 
 
 def at_once(
@@ -205,7 +221,7 @@ def act(name: str, job: Job) -> Callable[[], object]:
     return done_by_now
 
 
-def outcome_of(job: Job, names: tuple[str, str], answers: Answers) -> Outcome:
+def outcome_of(job: Job, names: tuple[str, str], answers: tuple[object, object]) -> Outcome:
     # A claim passes over what is locked at the moment, and is tried again soon.
     one, other = (
         claim(job) if (name, answer) == ("claim", None) else answer
@@ -213,4 +229,4 @@ def outcome_of(job: Job, names: tuple[str, str], answers: Answers) -> Outcome:
     )
     row = read_rows().get(job.pk)
     # Nobody cares which of two lines of the diary came first.
-    return Outcome(row and replace(row, diary=tuple(sorted(row.diary))), (one, other))
+    return Outcome(row and replace(row, diary=sorted(row.diary)), (one, other))
