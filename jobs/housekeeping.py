@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
-from django.db import DatabaseError, connection, transaction
+from django.db import Error as DatabaseError
+from django.db import connection, transaction
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 

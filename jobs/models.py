@@ -144,6 +144,12 @@ class Backend(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    def places(self, limit: int) -> int:
+        """Return how many prompts of ours may be on it; `limit` if the row does not say."""
+        if self.status != Backend.Status.UP:
+            return 0  # the prompts that are there are seen to their end
+        return 1 if self.failures else self.prompt_limit or limit
+
     def seen(self, version: str) -> None:
         """Note that it answered: a backend that has rested long enough gets jobs again, at first one."""
         ours = Backend.objects.filter(pk=self.pk)
@@ -301,11 +307,11 @@ class JobQuerySet(models.QuerySet["Job"]):
                 return self._take(job, worker_id, terms.lease)
 
     def _places(self, backends: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Lock the usable ones of these backends; return them, and those with a place, least busy first."""
+        """Lock those of these backends that do not rest; return them, and those with a place, least busy first."""
         # Two statements: the count must not be older than the lock.
         usable = {
-            backend.pk: 1 if backend.failures else backend.prompt_limit or limit
-            for backend in Backend.objects.usable()
+            backend.pk: backend.places(limit)
+            for backend in Backend.objects.exclude(status=Backend.Status.RESTING)
             .filter(pk__in=backends)
             .order_by("pk")  # one order for all, so that no two claims deadlock
             .select_for_update(no_key=True)

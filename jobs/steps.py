@@ -148,6 +148,10 @@ def find(work: Work) -> dict[str, Any] | None:
 
 def files_on_disk(work: Work) -> list[OutputFile]:
     """Return the pictures of a run that the backend forgot when it restarted: all of them, or none."""
+    if (
+        work.job.kind != Job.Kind.PORTRAIT
+    ):  # how many files a workflow leaves is not known beforehand
+        return []
     count = work.job.params.get("count", 1)
     for prefix in usable_prefixes(work.job):
         files = expected_files(prefix, count)

@@ -23,10 +23,12 @@ def load_settings(
     *, show: str = "DATABASES", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Import the settings in a process with this environment alone, and print some of them."""
+    # Empty, and not away: what a developer has in .env is to make no difference.
+    unset = dict.fromkeys(IN_PRODUCTION, "") | {"DEBUG": "0"}
     return subprocess.run(  # noqa: S603
         [sys.executable, "-c", f"from genflow_project.settings import *; print(({show}))"],
         cwd=ROOT,
-        env={"PATH": os.environ["PATH"]} | environment,
+        env={"PATH": os.environ["PATH"]} | unset | environment,
         capture_output=True,
         text=True,
         check=False,

@@ -56,7 +56,7 @@ def posts(server: FakeComfy) -> int:
     return sum((r.method, r.path) == ("POST", "/prompt") for r in server.requests)
 
 
-# CUI-08, GPU-11
+# something is missing
 
 
 @pytest.mark.parametrize("fault", ["missing_model", "missing_node", "model_not_found_at_run"])
@@ -122,7 +122,7 @@ def test_a_job_that_waits_for_a_server_that_was_taken_away_fails_in_words(
     assert (row.status, row.error["code"]) == ("failed", "model_missing")
 
 
-# CUI-28
+# down
 
 
 def test_jobs_sent_while_the_server_starts_up_all_end_on_their_first_attempt(
@@ -164,7 +164,7 @@ def test_workers_that_start_before_their_server_draw_as_soon_as_it_is_there(
     assert {(fresh(job).status, fresh(job).attempt) for job in jobs} == {("succeeded", 1)}
 
 
-# CUI-37
+# locked
 
 
 @pytest.mark.parametrize("fault", ["unauthorized", "redirect"])
@@ -243,7 +243,7 @@ def test_a_key_that_expires_in_mid_run_costs_the_run_nothing(fake: FakeComfy) ->
     assert runs(fake, job) == (1, 1)
 
 
-# GPU-05
+# a broken GPU
 
 
 def test_a_broken_gpu_does_not_take_the_queue_down_with_it(fake: FakeComfy) -> None:

@@ -46,7 +46,7 @@ def has_expired(job: Job) -> bool:
     return Job.objects.filter(pk=job.pk, lease_expires_at__lt=Now()).exists()
 
 
-# PGQ-02
+# the same name
 
 
 def test_a_worker_restarted_under_the_same_name_does_not_pass_for_the_one_that_died(

@@ -58,7 +58,7 @@ def assert_nothing_is_left_over() -> None:
     assert Blob.objects.count() == Asset.objects.count()
 
 
-# CUI-15
+# which pictures
 
 
 def test_only_the_portraits_node_counts_however_many_nodes_saved_pictures(
@@ -111,7 +111,7 @@ def test_a_batch_of_which_a_restart_left_only_a_part_is_drawn_again(fake: FakeCo
     assert (row.status, row.resubmits, row.outputs.count()) == ("succeeded", 1, 2)
 
 
-# CUI-16, CUI-17
+# the cache
 
 
 def test_a_success_whose_outputs_all_came_from_the_cache_is_drawn_past_the_cache(
@@ -164,7 +164,7 @@ def test_a_cached_answer_whose_file_was_cleaned_away_is_drawn_past_the_cache(
     assert_nothing_is_left_over()
 
 
-# CUI-39
+# broken on the way
 
 
 def cut(body: bytes) -> bytes:
@@ -267,7 +267,7 @@ def test_one_bad_picture_of_a_batch_leaves_none_of_the_others_behind(
     assert_nothing_is_left_over()
 
 
-# CUI-45
+# another run
 
 
 def test_the_picture_of_another_run_is_never_taken(fake: FakeComfy, between: GoBetween) -> None:

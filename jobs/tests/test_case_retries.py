@@ -57,7 +57,7 @@ def http_date(in_seconds: float) -> str:
     return format_datetime(datetime.now(UTC) + timedelta(seconds=in_seconds), usegmt=True)
 
 
-# PGQ-22
+# Retry-After
 
 
 @pytest.mark.parametrize(

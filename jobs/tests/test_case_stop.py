@@ -25,9 +25,6 @@ from jobs.tests.test_worker import runs
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
 
 
-# PGQ-24
-
-
 @pytest.mark.parametrize(("step", "fault", "request_seen"), STEPS)
 def test_a_stop_at_any_step_gives_the_job_back_in_time_and_without_charge(
     fake: FakeComfy, step: str, fault: str | None, request_seen: tuple[str, str]

@@ -54,7 +54,7 @@ def partly_refused(reply: Reply, node: str) -> Reply:
 EMPTY: dict[str, list[Any]] = {"queue_running": [], "queue_pending": []}
 
 
-# CUI-04
+# the answer got lost
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_server_that_makes_ids_of_its_own_fails_in_words_and_after_a_few_runs(
     assert sum(r.path == "/prompt" for r in fake.requests) == 3
 
 
-# CUI-06
+# a part of the graph was dropped
 
 
 def test_an_output_of_somebody_elses_node_that_was_left_out_does_no_harm(
@@ -157,7 +157,7 @@ def test_a_portrait_that_was_left_out_of_its_own_graph_fails_and_is_not_sent_twi
     assert runs(fake, job)[0] == 1
 
 
-# CUI-11, CUI-12
+# names of photos
 
 
 def test_a_photo_kept_under_another_name_is_loaded_by_that_name(fake: FakeComfy) -> None:
@@ -206,7 +206,7 @@ def test_two_users_who_both_send_image_png_each_get_their_own_face(fake: FakeCom
     assert len({load_image_of(fake, job) for job in jobs.values()}) == 2
 
 
-# The known gap: POST /prompt on its way while its worker is frozen or dead
+# the known gap: POST /prompt on its way while its worker is frozen or dead
 
 
 def leave_a_prompt_on_its_way(between: GoBetween, job: Job) -> Callable[[], None]:

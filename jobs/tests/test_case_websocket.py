@@ -19,9 +19,6 @@ from jobs.tests.test_worker import runs
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
 
 
-# CUI-25
-
-
 def test_a_socket_that_falls_silent_keeps_no_picture_back(fake: FakeComfy) -> None:
     fake.fault("ws_silent", times=None)
     job = queue_job()

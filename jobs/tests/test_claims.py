@@ -169,6 +169,19 @@ def test_a_resting_backend_gets_no_queued_job_but_its_abandoned_ones_are_looked_
     assert claim("w2") is None
 
 
+def test_a_disabled_backend_gets_nothing_new_but_what_is_on_it_is_seen_to_its_end() -> None:
+    held = claim_new_job("w1")
+    Job.objects.hand_back(held, "worker_stopped")
+    Backend.objects.update(status=Backend.Status.DISABLED)
+    queue_job(priority=5)
+
+    again = claim("w2")
+
+    assert again is not None
+    assert again.pk == held.pk
+    assert claim("w2") is None
+
+
 def test_a_job_moves_only_from_a_backend_that_nobody_attends() -> None:
     held = claim_new_job("w1")
     let_lease_expire(held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -144,7 +145,10 @@ def is_blocked(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_two_acts_at_once_end_as_one_after_the_other(name: str) -> None:
+def test_two_acts_at_once_end_as_one_after_the_other(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, "jobs")
     situation = SITUATIONS[name]
     in_turn = {pair: one_by_one(situation, *pair) for pair in situation.pairs()}
     overlaps = 0
