@@ -47,7 +47,7 @@ class Server:
     @property
     def url(self) -> str:
         host = LOOPBACK if self._host in ANYWHERE else self._host
-        return f"http://{host}:{self.door.port}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.door.port}"
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.actions import delete_selected
 from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest, PermissionDenied, ValidationError
 from django.core.paginator import Paginator
@@ -19,6 +20,7 @@ from django.db.models.fields.json import KT
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
+from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
@@ -179,7 +181,7 @@ class JobAdmin(ForLooking):
     sortable_by = ()  # no other order has an index
     search_fields = ("id",)
     search_help_text = "A job's id, an owner's name, or the beginning of a worker's name."
-    actions = ("cancel", "retry")
+    actions = ("cancel", "retry", "delete_selected")
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         # Asked without a row it is about the actions; no row is edited.
@@ -358,16 +360,24 @@ class JobAdmin(ForLooking):
 
     # --- deletion ---
 
+    @admin.action(description="Delete", permissions=["delete"])
+    def delete_selected(
+        self, request: HttpRequest, queryset: QuerySet[Job]
+    ) -> TemplateResponse | None:
+        self.tell_of_the_rest(request, queryset)
+        chosen = list(queryset.values_list("pk", flat=True)[:ACTION_LIMIT])
+        return delete_selected(self, request, queryset.filter(pk__in=chosen))
+
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         # What goes with a job is not for this user to be asked about.
-        names = [str(job) for job in objs[:ACTION_LIMIT]]
+        names = [str(job) for job in objs]
         return names, {"jobs, with their photos and pictures": len(names)}, set(), []
 
     def delete_model(self, request: HttpRequest, obj: Job) -> None:
         Job.objects.delete_for_owner(obj.pk)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        for pk in list(queryset.values_list("pk", flat=True)[:ACTION_LIMIT]):
+        for pk in list(queryset.values_list("pk", flat=True)):
             Job.objects.delete_for_owner(pk)
 
 
@@ -489,7 +499,10 @@ class AssetAdmin(ForLooking):
     )
 
     def has_delete_permission(self, request: HttpRequest, obj: Asset | None = None) -> bool:
-        return False  # they go with their job
+        # Not here: they go with their job, or with their owner, on whose page this is asked too.
+        page = request.resolver_match
+        here = page is not None and (page.url_name or "").startswith("jobs_asset")
+        return not here and super().has_delete_permission(request, obj)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Asset], search_term: str

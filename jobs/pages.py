@@ -10,6 +10,7 @@ from blake3 import blake3
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
+from django.contrib.sessions.exceptions import SessionInterrupted
 from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.db.models import Q
@@ -102,7 +103,10 @@ def submit_once(request: UserRequest, form: PortraitForm) -> str:
     fingerprint = blake3(asked.encode() + form.cleaned_data["photo"].content).hexdigest()
     with transaction.atomic():
         # The second request of a double click waits here for the end of the first.
-        session = Session.objects.select_for_update().get(pk=request.session.session_key)
+        try:
+            session = Session.objects.select_for_update().get(pk=request.session.session_key)
+        except Session.DoesNotExist as exc:  # logged out while the photo was on its way
+            raise SessionInterrupted from exc
         sent: dict[str, str] = session.get_decoded().get("sent", {})
         if fingerprint not in sent:
             job = submit_portrait(request.user, form.cleaned_data["photo"], form.params())

@@ -82,14 +82,19 @@ class NamelessUploadHandler(TemporaryFileUploadHandler):
 
 def read_photo(file: Readable, *, max_bytes: int, max_pixels: int) -> Photo:
     """Return the photo in `file` or raise BadPhoto. All bytes count against `max_bytes`, a film behind it too."""
-    content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise _too_large(f"The photo is larger than {max_bytes:,} bytes.")
-    if not content:
-        raise _bad("The photo is empty.")
+    with DECODED_AT_ONCE:
+        content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise _too_large(f"The photo is larger than {max_bytes:,} bytes.")
+        if not content:
+            raise _bad("The photo is empty.")
+        return _decode(content, max_pixels)
+
+
+def _decode(content: bytes, max_pixels: int) -> Photo:
     try:
         _check_segments(content)
-        with DECODED_AT_ONCE, Image.open(BytesIO(content), formats=FORMATS) as image:
+        with Image.open(BytesIO(content), formats=FORMATS) as image:
             _check_size(*image.size, max_pixels)
             return _encode(_plain(image))
     except UnidentifiedImageError as exc:

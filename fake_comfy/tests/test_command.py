@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,14 @@ def command(*options: str) -> Iterator[subprocess.Popen[str]]:
 def first_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_the_url_of_an_ipv6_address_can_be_asked() -> None:
+    with command("--host", "::1", "--port", "0") as process:
+        url = first_line(process).split()[1]
+
+        assert requests.get(f"{url}/queue", timeout=5).status_code == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -360,6 +360,21 @@ def test_delete_lets_a_running_job_end_first(as_operator: Client, ann: User) -> 
     assert fresh(running).deleted_at is not None
 
 
+def test_no_more_are_deleted_than_it_says(
+    as_operator: Client, ann: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.admin.ACTION_LIMIT", 2)
+    ids = [str(waiting_job(ann).pk) for _ in range(3)]
+    chosen = {"action": "delete_selected", "_selected_action": ids}
+
+    asked = as_operator.post(JOBS, chosen)
+    answer: Any = as_operator.post(JOBS, chosen | {"post": "yes"})
+
+    assert asked.content.decode().count('name="_selected_action"') == 2
+    assert told(answer)[-1] == "Successfully deleted 2 jobs."
+    assert Job.objects.count() == 1
+
+
 def test_one_job_can_be_deleted_from_its_page(as_operator: Client, ann: User) -> None:
     job = finished_job(ann)
     url = reverse("admin:jobs_job_delete", args=[job.pk])
@@ -368,6 +383,17 @@ def test_one_job_can_be_deleted_from_its_page(as_operator: Client, ann: User) ->
     as_operator.post(url, {"post": "yes"})
 
     assert not Job.objects.exists()
+    assert not Asset.objects.exists()
+
+
+def test_a_user_can_be_deleted_with_all_jobs(ann: User) -> None:
+    finished_job(ann)
+    waiting_job(ann)
+    boss = User.objects.create_superuser("boss")
+
+    logged_in(boss).post(f"/admin/auth/user/{ann.pk}/delete/", {"post": "yes"})
+
+    assert list(User.objects.all()) == [boss]
     assert not Asset.objects.exists()
 
 

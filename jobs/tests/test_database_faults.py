@@ -57,7 +57,7 @@ MOMENTS = [
     ("wait", None, "POST", "/prompt"),
     ("download", "hang_view", "GET", "/view"),
 ]
-inside_each_step = pytest.mark.parametrize(("step", "fault", "method", "path"), MOMENTS)
+NAMES = ("step", "fault", "method", "path")
 
 
 def messages(worker: WorkerProcess) -> list[str]:
@@ -67,11 +67,11 @@ def messages(worker: WorkerProcess) -> list[str]:
     return [json.loads(line)["message"] for line in worker.log().splitlines()]
 
 
-def prepare(fake: FakeComfy, fault: str | None, seconds: float = 1) -> None:
-    """Let ComfyUI keep a worker inside the step for so long."""
-    fake.seconds = seconds
+def prepare(fake: FakeComfy, fault: str | None) -> None:
+    """Let ComfyUI keep a worker inside the step for a second."""
+    fake.seconds = 1
     if fault:
-        fake.fault(fault, seconds=seconds)
+        fake.fault(fault, seconds=1)
 
 
 def assert_undisturbed(fake: FakeComfy, job: Job) -> None:
@@ -84,7 +84,7 @@ def assert_undisturbed(fake: FakeComfy, job: Job) -> None:
 # --- connections are cut ---
 
 
-@inside_each_step
+@pytest.mark.parametrize(NAMES, MOMENTS)
 def test_connections_cut_inside_a_step_cost_the_job_nothing(
     fake: FakeComfy, step: str, fault: str | None, method: str, path: str
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_chore_that_the_database_breaks_off_is_left_for_later(
 # --- a failover leaves it read-only ---
 
 
-@inside_each_step
+@pytest.mark.parametrize(NAMES, MOMENTS[1::2])
 def test_a_database_that_turns_read_only_inside_a_step_costs_the_job_nothing(
     fake: FakeComfy, step: str, fault: str | None, method: str, path: str
 ) -> None:
@@ -245,7 +245,7 @@ def test_the_queue_limit_is_exact_under_stricter_isolation() -> None:
 
 
 class Answers:
-    """What the database answers to this thread: to COMMITs, and outside of transactions. The nth gets lost."""
+    """What the database answers to this thread's writes: to a COMMIT, or outside of a transaction. The nth gets lost."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lose = 0
@@ -268,10 +268,10 @@ class Answers:
             yield
         self._watched = None
 
-    def _execute(self, execute: Callable[..., Any], *args: Any) -> Any:
-        result = execute(*args)
+    def _execute(self, execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        result = execute(sql, *args)
         wrapper = args[-1]["connection"]
-        if not wrapper.in_atomic_block:
+        if not wrapper.in_atomic_block and not sql.startswith("SELECT"):
             self._hear(wrapper)
         return result
 
@@ -321,7 +321,7 @@ def test_a_lost_answer_of_the_database_changes_nothing_wherever_it_happens(
         ended = Life(life.fault, row.status, row.attempt, row.drawing)
         assert ended == life, f"answer {answers.lose}: {diary(job)}"
         assert_kept_once(fake, row)
-    assert answers.count > 8
+    assert answers.count >= 5
 
 
 def drive_to_its_end(job: Job, worker: Worker, answers: Answers) -> Job:
@@ -364,12 +364,11 @@ def test_a_claim_that_nothing_can_be_read_after_is_dropped_by_a_worker_told_to_s
 # --- no transaction is open while something slow happens ---
 
 
-@inside_each_step
-def test_no_transaction_is_open_while_comfyui_takes_its_time(
-    fake: FakeComfy, step: str, fault: str | None, method: str, path: str
-) -> None:
+def test_no_transaction_is_open_while_comfyui_takes_its_time(fake: FakeComfy) -> None:
+    fake.seconds = 2
+    for fault in ("hang_upload", "hang_prompt", "hang_view"):
+        fake.fault(fault, seconds=2)
     job = queue_job()
-    prepare(fake, fault, seconds=3)
     ages: list[float] = []
 
     def is_done() -> bool:
@@ -377,10 +376,9 @@ def test_no_transaction_is_open_while_comfyui_takes_its_time(
         return fresh(job).is_final
 
     with worker_process(fake.url):
-        wait_until(lambda: saw(fake, method, path) and fresh(job).step == step)
         wait_until(is_done)
 
-    assert max(ages) < 2  # of the three seconds that ComfyUI took
+    assert max(ages) < 1.5  # of the two seconds that each step took
     assert_undisturbed(fake, job)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db.models.functions import Now
 from django.test import Client
@@ -15,6 +16,7 @@ from pytest_django import Settings
 
 from jobs.models import Asset, Blob, Job
 from jobs.pages import PAGE_SIZE
+from jobs.photos import Photo, read_photo
 from jobs.status import JobStatus, Step
 from jobs.tests.helpers import make_user, photo_bytes, start
 from jobs.tests.helpers_pages import (
@@ -329,6 +331,21 @@ def test_a_double_click_makes_one_job(as_ann: Client) -> None:
 
     assert Job.objects.count() == 1
     assert locations == [page_of(Job.objects.get())] * 2
+
+
+def test_who_logs_out_while_the_photo_is_on_its_way_is_told(
+    as_ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_slowly(*args: Any, **limits: Any) -> Photo:
+        Session.objects.all().delete()
+        return read_photo(*args, **limits)
+
+    monkeypatch.setattr("jobs.forms.read_photo", read_slowly)
+
+    answer = as_ann.post("/new/send/", form_values())
+
+    assert answer.status_code == 400
+    assert not Job.objects.exists()
 
 
 def test_an_earlier_jobs_settings_fill_the_form_but_for_the_seed(as_ann: Client, ann: User) -> None:

@@ -206,6 +206,16 @@ def test_a_cancel_whose_worker_died_goes_to_the_next_one() -> None:
     assert again.status == JobStatus.CANCELING
 
 
+def test_a_worker_that_let_go_of_a_canceling_job_cannot_keep_it_from_the_next() -> None:
+    held = claim_new_job("w1")
+    Job.objects.cancel(held.pk, by="owner")
+    Job.objects.release(held)
+
+    Job.objects.renew({held.pk: held.fencing_token}, LEASE)
+
+    assert claim("w2") is not None
+
+
 def test_a_second_cancel_changes_nothing() -> None:
     job = queue_job()
     Job.objects.cancel(job.pk, by="owner")
