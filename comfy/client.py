@@ -274,10 +274,6 @@ class ComfyClient:
         """Unload the models and free the GPU's memory."""
         self._post("/free", {"unload_models": True, "free_memory": True})
 
-    def forget_history(self, prompt_id: str) -> None:
-        """Drop this prompt's entry (which holds the prompt's text) from the history. Files stay."""
-        self._post("/history", {"delete": [prompt_id]})
-
     def system_stats(self) -> SystemStats:
         answer = self._request("GET", "/system_stats")
         raw = answer.json()
@@ -286,14 +282,6 @@ class ComfyClient:
             raise answer.unfit("no system or devices")
         version = clean_text(system.get("comfyui_version"), 100)
         return SystemStats(version, [d for d in devices if isinstance(d, dict)], raw)
-
-    def object_info(self, class_type: str) -> dict[str, Any]:
-        """The definition of a node class; {} if it is not installed."""
-        answer = self._request("GET", f"/object_info/{quote(class_type, safe='')}")
-        definition = answer.json().get(class_type, {})
-        if not isinstance(definition, dict):
-            raise answer.unfit(f"no definition of {class_type}")
-        return definition
 
     def _queue(self) -> tuple[list[QueueEntry], list[QueueEntry]]:
         """The running and, in the order they will run, the pending entries."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from django.core.files.base import ContentFile, File
@@ -47,6 +46,3 @@ class PostgresStorage(Storage):
 
     def size(self, name: str) -> int:
         return self._blob(name).size
-
-    def get_created_time(self, name: str) -> datetime:
-        return self._blob(name).created_at
