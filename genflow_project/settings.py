@@ -129,8 +129,9 @@ DATABASES = {"default": database()}
 
 INSTALLED_APPS = [
     "jobs",
-    "django.contrib.admin",
+    "genflow_project.apps.ConsoleConfig",
     "django.contrib.auth",
+    "django.contrib.humanize",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",

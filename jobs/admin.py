@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.actions import delete_selected
+from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest, PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.db.models import Count, F, Model, OuterRef, Q, QuerySet, Subquery
+from django.db.models import F, Model, Q, QuerySet
 from django.db.models.fields.json import KT
-from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
@@ -28,9 +29,18 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.text import Truncator
 
 from jobs.housekeeping import UNATTENDED_AFTER
-from jobs.models import ApiToken, Asset, Backend, Job, QueueFull
+from jobs.models import (
+    PRIORITY_STEP,
+    ApiToken,
+    Asset,
+    Backend,
+    BackendQuerySet,
+    Job,
+    QueueFull,
+)
 from jobs.pages import asset_response
 from jobs.portraits import draw_again
+from jobs.status import Step
 from jobs.thumbnails import is_picture
 
 # Rows beyond are found by a search or a filter: counting hundreds of thousands for each page is slow.
@@ -38,12 +48,9 @@ COUNTED_ROWS: Final = 5_000
 # One press of a button changes so many rows at most.
 ACTION_LIMIT: Final = 500
 DIARY_LINES: Final = 200
+REST: Final = timedelta(minutes=10)
 CELL: Final = 80  # characters
 PRE: Final = 20_000
-
-admin.site.site_header = "genflow"
-admin.site.index_title = "Operations"
-admin.site.enable_nav_sidebar = False  # the lists need the room
 
 
 # --- how things look ---
@@ -84,6 +91,11 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> SafeString:
             ((format_html_join("", "<td>{}</td>", ((cell,) for cell in row)),) for row in rows),
         ),
     )
+
+
+def bar(seconds: float, longest: float) -> SafeString:
+    html = '<progress class="gf-took" value="{}" max="{}"></progress> {} s'
+    return format_html(html, seconds, longest, f"{seconds:.2f}")
 
 
 def gallery(assets: Iterable[Asset]) -> SafeString:
@@ -181,7 +193,15 @@ class JobAdmin(ForLooking):
     sortable_by = ()  # no other order has an index
     search_fields = ("id",)
     search_help_text = "A job's id, an owner's name, or the beginning of a worker's name."
-    actions = ("cancel", "retry", "delete_selected")
+    actions = (
+        "cancel",
+        "retry",
+        "rewind_to_upload",
+        "rewind_to_submit",
+        "rewind_to_wait",
+        "raise_priority",
+        "delete_selected",
+    )
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         # Asked without a row it is about the actions; no row is edited.
@@ -230,7 +250,7 @@ class JobAdmin(ForLooking):
             (None, {"fields": ("id", "kind", "owner", "shown_status", "step", "shown_attempt")}),
             ("Error", {"fields": ("shown_message", "shown_detail")}),
             *(pictures if request.user.has_perm("jobs.view_asset") else []),
-            ("Diary", {"fields": ("shown_diary", "shown_checkpoints")}),
+            ("Diary", {"fields": ("shown_timeline", "shown_checkpoints")}),
             ("Request", {"fields": ("shown_params", "shown_metadata", "priority", "turn")}),
             (
                 "Work",
@@ -305,23 +325,73 @@ class JobAdmin(ForLooking):
         )
         return table(("step", "saved", "token", "result"), rows)
 
-    @admin.display(description="last events")
-    def shown_diary(self, job: Job) -> SafeString:
+    @admin.display(description="timeline")
+    def shown_timeline(self, job: Job) -> SafeString:
+        """The last lines of the diary, oldest first, with the time since the line before."""
+        lines = list(job.events.order_by("-pk")[:DIARY_LINES])[::-1]
+        took = [0.0] + [
+            (line.created_at - before.created_at).total_seconds()
+            for before, line in pairwise(lines)
+        ]
+        longest = max(took, default=0.0) or 1.0
         rows = (
-            (clock(line.created_at), line.kind, line.attempt, line.worker_id, facts(line.facts))
-            for line in job.events.order_by("-pk")[:DIARY_LINES]
+            (
+                clock(line.created_at),
+                bar(seconds, longest),
+                line.kind,
+                line.attempt,
+                line.worker_id,
+                facts(line.facts),
+            )
+            for line, seconds in zip(lines, took, strict=True)
         )
-        return table(("at", "what", "attempt", "worker", "facts"), rows)
+        return table(("at", "after", "what", "attempt", "worker", "facts"), rows)
 
     # --- actions ---
 
     @admin.action(description="Cancel", permissions=["change"])
     def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        chosen = list(queryset.values_list("pk", flat=True)[:ACTION_LIMIT])
+        told = "canceled, or about to be"
+        self.each(request, queryset, Job.objects.cancel, told, "already ended or canceling")
+
+    @admin.action(description="Start over: draw anew, from the upload", permissions=["change"])
+    def rewind_to_upload(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        self.rewind(request, queryset, Step.UPLOAD)
+
+    @admin.action(description="Go back to the submit", permissions=["change"])
+    def rewind_to_submit(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        self.rewind(request, queryset, Step.SUBMIT)
+
+    @admin.action(description="Go back to the wait", permissions=["change"])
+    def rewind_to_wait(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        self.rewind(request, queryset, Step.WAIT)
+
+    def rewind(self, request: HttpRequest, queryset: QuerySet[Job], step: Step) -> None:
+        def back(pk: UUID, by: str) -> bool:
+            return Job.objects.rewind(pk, step, by)
+
+        self.each(request, queryset, back, f"back at the {step}", "not waiting, or not that far")
+
+    @admin.action(description="Raise the priority", permissions=["change"])
+    def raise_priority(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        told = f"raised by {PRIORITY_STEP}"
+        self.each(request, queryset, Job.objects.raise_priority, told, "ended, or at the top")
+
+    def each(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[Job],
+        act: Callable[[UUID, str], bool],
+        done: str,
+        not_done: str,
+    ) -> None:
+        """Do it to each chosen job, log it where it was done, and tell how many they were."""
+        chosen = list(queryset[:ACTION_LIMIT])
         by = f"operator {request.user.get_username()}"
-        canceled = sum(Job.objects.cancel(pk, by=by) for pk in chosen)
-        self.tell(request, canceled, "canceled, or about to be")
-        self.tell(request, len(chosen) - canceled, "left alone: already ended or canceling")
+        acted = [job for job in chosen if act(job.pk, by)]
+        log_changes(request, acted, done)
+        self.tell(request, len(acted), done)
+        self.tell(request, len(chosen) - len(acted), f"left alone: {not_done}")
         self.tell_of_the_rest(request, queryset)
 
     @admin.action(description="Try again", permissions=["change"])
@@ -331,6 +401,7 @@ class JobAdmin(ForLooking):
         ended = list(Job.objects.finished().filter(pk__in=chosen, deleted_at=None))
         hurried = Job.objects.filter(pk__in=chosen).run_now()
         drawn = self.draw_all_again(request, ended)
+        log_changes(request, Job.objects.filter(pk__in=chosen), "tried again")
         self.tell(request, hurried, "waited for a retry and may run now")
         self.tell(request, drawn, "ended and queued anew")
         self.tell(request, len(chosen) - hurried - drawn, "left alone")
@@ -381,6 +452,11 @@ class JobAdmin(ForLooking):
             Job.objects.delete_for_owner(pk)
 
 
+def log_changes(request: HttpRequest, rows: Iterable[Model], message: str) -> None:
+    """Note in the admin's own log who did what."""
+    LogEntry.objects.log_actions(request.user.pk, rows, CHANGE, change_message=message)  # type: ignore[arg-type]
+
+
 def facts(values: Any) -> str:
     return cut(", ".join(f"{k}: {v}" for k, v in dict(values).items()), 300)
 
@@ -429,13 +505,29 @@ class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         "shown_lacks",
     )
     fields = ("name", "status", "prompt_limit", *readonly_fields)
+    actions = ("drain", "rest", "use_again")
+
+    @admin.action(
+        description="Drain: see its prompts to their end, give it no more", permissions=["change"]
+    )
+    def drain(self, request: HttpRequest, queryset: BackendQuerySet) -> None:
+        self.tell(request, queryset, queryset.drain(), "drained")
+
+    @admin.action(description="Let it rest for ten minutes", permissions=["change"])
+    def rest(self, request: HttpRequest, queryset: BackendQuerySet) -> None:
+        rested = queryset.rest(f"by operator {request.user.get_username()}", REST)
+        self.tell(request, queryset, rested, "resting")
+
+    @admin.action(description="Use it again", permissions=["change"])
+    def use_again(self, request: HttpRequest, queryset: BackendQuerySet) -> None:
+        self.tell(request, queryset, queryset.use_again(), "in use")
+
+    def tell(self, request: HttpRequest, chosen: BackendQuerySet, changed: int, state: str) -> None:
+        log_changes(request, chosen, state)
+        self.message_user(request, f"{changed} of {len(chosen)} now {state}.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Backend]:
-        # A queued job with a backend counts: its prompt may be there.
-        on_it = Job.objects.unfinished().filter(backend=OuterRef("pk")).order_by()
-        count = on_it.values("backend").annotate(n=Count("pk")).values("n")
-        backends: QuerySet[Backend] = super().get_queryset(request)
-        return backends.annotate(prompts=Coalesce(Subquery(count), 0))
+        return Backend.objects.with_prompts().order_by(*self.ordering)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False  # a worker that drives one adds it
@@ -446,9 +538,10 @@ class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def save_model(self, request: HttpRequest, obj: Backend, form: Any, change: bool) -> None:
         """Write what was changed and no more: workers write to this row as well."""
         changed = {name: form.cleaned_data[name] for name in form.changed_data}
+        ours = Backend.objects.filter(pk=obj.pk)
         if "status" in changed:  # whatever made it rest is seen to
-            changed |= {"reason": "", "failures": 0, "rest_until": None}
-        Backend.objects.filter(pk=obj.pk).update(**changed)
+            ours.use_again()
+        ours.update(**changed)
 
     @admin.display(description="status")
     def shown_status(self, backend: Backend) -> SafeString:

@@ -22,7 +22,7 @@ from django.core.files.base import ContentFile
 from django.core.validators import MinValueValidator
 from django.db import connection, models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
-from django.db.models.functions import Coalesce, Now
+from django.db.models.functions import Coalesce, Least, Now
 from knox.models import AbstractAuthToken
 
 from jobs.status import FINAL, HELD, UNFINISHED, JobStatus, Step, sources_of
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 NOTIFY_CHANNEL = "genflow"
 # One number for all submissions: the key of the advisory lock that makes the queue limits exact.
 SUBMISSION_LOCK = 0x67656E66
+PRIORITY_MAX = 100
+PRIORITY_STEP = 10  # what an operator raises it by at a time
 
 
 class LeaseLost(Exception):
@@ -104,6 +106,28 @@ class BackendQuerySet(models.QuerySet["Backend"]):
     def usable(self) -> Self:
         return self.filter(status=Backend.Status.UP)
 
+    def with_prompts(self) -> BackendQuerySet:
+        """Count the `prompts` of ours on each. A queued job with a backend counts: its prompt may be there."""
+        on_it = Job.objects.unfinished().filter(backend=OuterRef("pk")).order_by()
+        count = on_it.values("backend").annotate(n=models.Count("pk")).values("n")
+        return self.annotate(prompts=Coalesce(models.Subquery(count), 0))
+
+    def rest(self, reason: str, pause: timedelta = timedelta()) -> int:
+        """Give those in use no more jobs for so long, and until they answer a probe. Return how many."""
+        return self.usable().update(
+            status=Backend.Status.RESTING,
+            reason=reason[:2000],
+            failures=F("failures") + 1,
+            rest_until=Now() + pause,
+        )
+
+    def drain(self) -> int:
+        """See the prompts on them to their end, and give them no more, until somebody says so."""
+        return self.update(status=Backend.Status.DISABLED)
+
+    def use_again(self) -> int:
+        return self.update(status=Backend.Status.UP, reason="", failures=0, rest_until=None)
+
     def alternatives_to(self, refused: Iterable[int | None], since: timedelta) -> Self:
         """The others that were heard of lately, if only to rest."""
         heard_of = self.filter(last_seen_at__gte=Now() - since)
@@ -160,12 +184,7 @@ class Backend(models.Model):
 
     def rest(self, reason: str, pause: timedelta = timedelta()) -> None:
         """Give it no more jobs for so long, and until it answers a probe."""
-        Backend.objects.filter(pk=self.pk).usable().update(
-            status=Backend.Status.RESTING,
-            reason=reason[:2000],
-            failures=F("failures") + 1,
-            rest_until=Now() + pause,
-        )
+        Backend.objects.filter(pk=self.pk).rest(reason, pause)
         self.refresh_from_db(fields=["failures"])
 
     def recovered(self) -> None:
@@ -577,6 +596,42 @@ class JobQuerySet(models.QuerySet["Job"]):
             notify("queued")
         return count
 
+    def rewind(self, job_id: uuid.UUID, step: Step, by: str) -> bool:
+        """Let a waiting job go on from an earlier step, at once. Return False if it does not wait, or is not so far.
+
+        From the upload it is drawn anew, anywhere; from a later one on the backend that it is with.
+        """
+        afresh: dict[str, Any] = {}
+        if step == Step.UPLOAD:
+            next_drawing = F("drawing") + 1
+            afresh = {"backend": None, "drawing": next_drawing, "spoiled_drawings": next_drawing}
+        steps = list(Step)
+        later = steps[steps.index(step) :]
+        with transaction.atomic():
+            waiting = self.filter(pk=job_id, status=JobStatus.QUEUED, step__in=later)
+            if waiting.update(step=step, run_after=Now(), **afresh) != 1:
+                return False
+            Checkpoint.objects.filter(job=job_id, step__in=later).delete()
+            self._record_for_operator(job_id, by, did=f"rewound to {step}")
+            notify("queued")
+        return True
+
+    def raise_priority(self, job_id: uuid.UUID, by: str) -> bool:
+        """Move a job that has not ended up by PRIORITY_STEP. Return False if it has ended or is at the top."""
+        with transaction.atomic():
+            lower = self.unfinished().filter(pk=job_id, priority__lt=PRIORITY_MAX)
+            raised = Least(F("priority") + PRIORITY_STEP, PRIORITY_MAX)
+            if lower.update(priority=raised) != 1:
+                return False
+            self._record_for_operator(job_id, by, did="raised its priority")
+        return True
+
+    @staticmethod
+    def _record_for_operator(job_id: uuid.UUID, by: str, **facts: Any) -> None:
+        JobEvent.objects.create(
+            job_id=job_id, kind=JobEvent.Kind.OPERATOR, facts={"by": by, **facts}
+        )
+
     # --- the end of a row ---
 
     def purge_deleted(self) -> int:
@@ -693,10 +748,14 @@ class Job(models.Model):
                 condition=Q(status__in=UNFINISHED, backend__isnull=False),
             ),
             models.Index("owner", F("id").desc(), name="job_owner_newest"),  # an owner's list
-            models.Index(  # the measured rate
+            models.Index(  # the measured rate, and how jobs ended lately, without a look at the rows
                 fields=["completed_at"],
+                include=["status", "started_at"],
                 name="job_completed",
                 condition=Q(completed_at__isnull=False),
+            ),
+            models.Index(  # the failures of the past day
+                fields=["completed_at"], name="job_failed", condition=Q(status=JobStatus.FAILED)
             ),
             models.Index(  # the sweep
                 fields=["expires_at"], name="job_expiry", condition=Q(status__in=FINAL)
@@ -825,6 +884,7 @@ class JobEvent(models.Model):
         SUCCEEDED = "succeeded"
         FAILED = "failed"
         CANCELED = "canceled"
+        OPERATOR = "operator"
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
     kind = models.CharField(max_length=20, choices=Kind)

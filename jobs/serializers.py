@@ -21,7 +21,7 @@ from rest_framework import serializers
 from comfy import graph
 from jobs.errors import ApiError
 from jobs.links import content_url
-from jobs.models import Asset, Job
+from jobs.models import PRIORITY_MAX, Asset, Job
 from jobs.status import JobStatus
 
 # --- reading ---
@@ -30,7 +30,7 @@ Errors = dict[str, Any]  # {field: [sentences]}
 METADATA_PAIRS: Final = 16
 METADATA_KEY: Final = 64  # characters
 METADATA_VALUE: Final = 500
-PRIORITY: Final = graph.Range(-100, 100, step=1)
+PRIORITY: Final = graph.Range(-PRIORITY_MAX, PRIORITY_MAX, step=1)
 LORA_NAME: Final = 255  # characters
 METADATA_FILTER: Final = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.db import connection
@@ -17,7 +18,7 @@ from pytest_django import Settings
 from jobs.admin import first_id_after
 from jobs.models import ApiToken, Asset, Backend, Failure, Job, new_id
 from jobs.status import JobStatus
-from jobs.tests.helpers import diary, fresh, make_backend, make_user
+from jobs.tests.helpers import claim, diary, fresh, let_lease_expire, make_backend, make_user
 from jobs.tests.helpers_pages import (
     failed_job,
     finished_job,
@@ -464,3 +465,143 @@ def test_tokens_are_listed_and_deleted_but_never_shown(ann: User) -> None:
     assert "manage.py api_token" in page
     assert secret[:12] not in page
     assert not ApiToken.objects.exists()
+
+
+# --- the front page ---
+
+
+def front_page(client: Client) -> str:
+    return client.get("/admin/").content.decode()
+
+
+def test_the_front_page_tells_how_things_stand(as_operator: Client, ann: User) -> None:
+    waiting_job(ann)
+    retrying_job(ann)
+    held = running_job(ann)
+    failed_job(ann)
+    finished_job(ann)
+
+    page = front_page(as_operator)
+
+    assert "<dt>waiting</dt><dd>1</dd>" in page
+    assert "<dt>waiting for a retry</dt><dd>1</dd>" in page
+    assert "<dt>with a worker</dt><dd>1</dd>" in page
+    assert held.worker_id in page
+    assert "out_of_memory" in page
+    assert make_backend().name in page
+
+
+def test_the_front_page_shows_who_has_fallen_silent(as_operator: Client, ann: User) -> None:
+    let_lease_expire(running_job(ann))
+
+    assert "silent" in front_page(as_operator)
+
+
+def test_the_front_page_shows_no_more_than_one_may_see(ann: User) -> None:
+    running_job(ann)
+
+    assert "gf-console" not in front_page(logged_in(make_staff("sam")))
+    page = front_page(logged_in(make_staff("tom", "view_job")))
+    assert "gf-queue" in page
+    assert "gf-backends" not in page
+
+
+def test_the_front_page_takes_the_same_few_queries_however_much_there_is(
+    as_operator: Client, ann: User
+) -> None:
+    front_page(as_operator)
+    with CaptureQueriesContext(connection) as few:
+        front_page(as_operator)
+    for _ in range(5):
+        failed_job(ann)
+        running_job(ann)
+    with CaptureQueriesContext(connection) as many:
+        front_page(as_operator)
+
+    assert len(many) == len(few) < 20
+
+
+# --- what an operator does, and its trace ---
+
+
+def test_a_waiting_job_is_sent_back_to_the_upload(as_operator: Client, ann: User) -> None:
+    job = running_job(ann)
+    Job.objects.hand_back(job, "worker_stopped")
+
+    act(as_operator, "rewind_to_upload", [job])
+
+    job = fresh(job)
+    assert (job.step, job.backend, job.drawing, job.spoiled_drawings) == ("upload", None, 1, 1)
+    assert not job.checkpoints.exists()
+    assert diary(job)[-1] == "operator"
+
+
+def test_a_waiting_job_goes_back_one_step_and_keeps_its_backend(
+    as_operator: Client, ann: User
+) -> None:
+    job = running_job(ann)
+    Job.objects.hand_back(job, "worker_stopped")
+
+    act(as_operator, "rewind_to_submit", [job])
+
+    job = fresh(job)
+    assert (job.step, job.backend_id is None, job.drawing) == ("submit", False, 0)
+    assert [line.step for line in job.checkpoints.all()] == ["upload"]
+
+
+def test_a_job_is_not_sent_forward_nor_out_of_a_workers_hands(
+    as_operator: Client, ann: User
+) -> None:
+    held, waiting = running_job(ann), waiting_job(ann)
+
+    act(as_operator, "rewind_to_wait", [held, waiting])
+
+    assert (fresh(held).step, fresh(waiting).step) == ("wait", "upload")
+
+
+def test_a_raised_job_is_next(as_operator: Client, ann: User) -> None:
+    first, second = waiting_job(ann), waiting_job(ann)
+
+    act(as_operator, "raise_priority", [second])
+
+    held = claim()
+    assert held is not None
+    assert held.pk == second.pk != first.pk
+
+
+def test_the_priority_has_a_top(as_operator: Client, ann: User) -> None:
+    job = waiting_job(ann, priority=95)
+
+    for _ in range(2):
+        act(as_operator, "raise_priority", [job])
+
+    assert fresh(job).priority == 100
+
+
+@pytest.mark.parametrize(
+    ("action", "status"), [("drain", "disabled"), ("rest", "resting"), ("use_again", "up")]
+)
+def test_an_operator_says_whether_a_backend_is_used(
+    as_operator: Client, action: str, status: str
+) -> None:
+    backend = make_backend()
+    chosen = {"action": action, "_selected_action": [str(backend.pk)]}
+
+    as_operator.post("/admin/jobs/backend/", chosen)
+
+    backend.refresh_from_db()
+    assert backend.status == status
+
+
+@pytest.mark.parametrize("action", ["cancel", "retry", "rewind_to_upload", "raise_priority"])
+def test_each_action_is_in_the_log_and_needs_the_permission(
+    as_operator: Client, ann: User, action: str
+) -> None:
+    job = retrying_job(ann)
+
+    act(logged_in(make_staff("sam", *LOOK)), action, [job])
+    assert not LogEntry.objects.exists()
+    act(as_operator, action, [job])
+
+    entry = LogEntry.objects.get()
+    assert (entry.user.username, entry.object_id) == ("olga", str(job.pk))
