@@ -138,6 +138,8 @@ INSTALLED_APPS = [
     "whitenoise.runserver_nostatic",
     "django.contrib.staticfiles",
     "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
     "knox",
 ]
 MIDDLEWARE = [
@@ -207,6 +209,24 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "jobs.negotiation.AlwaysJSON",
     "EXCEPTION_HANDLER": "jobs.errors.exception_handler",
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "genflow",
+    "DESCRIPTION": "Portraits and workflows on ComfyUI, by jobs that survive anything.",
+    "VERSION": "2.0.0",
+    "OAS_VERSION": "3.1.0",
+    "SCHEMA_PATH_PREFIX": "/api/v2",
+    "PREPROCESSING_HOOKS": ["jobs.openapi.described_endpoints"],
+    "COMPONENT_SPLIT_REQUEST": True,
+    "ENUM_NAME_OVERRIDES": {
+        "JobStatus": "jobs.status.JobStatus",
+        "JobKind": "jobs.models.Job.Kind",
+    },
+    "SERVE_AUTHENTICATION": [],
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "defaultModelsExpandDepth": 0},
 }
 KNOX_TOKEN_MODEL = "jobs.ApiToken"  # noqa: S105 (no secret)
 # Our token model takes the place of knox's, whose migrations would make a table that nothing uses.
