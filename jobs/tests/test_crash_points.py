@@ -204,7 +204,8 @@ def live_until_canceled(fake: FakeComfy, job: Job, kill: KillAt | None = None) -
     # So slow a poll leaves one look at the run, and those after the cancel.
     life, worker = Life(kill), worker_for(fake, poll=600)
     thread = start(partial(life.lead, worker.run_once))
-    wait_until(lambda: life.is_over or runs(fake, job)[1])
+    # Being drawn, as the row says too: a slow worker may not have saved yet that it sent the prompt.
+    wait_until(lambda: life.is_over or (runs(fake, job)[1] and fresh(job).step == Step.WAIT))
     Job.objects.cancel(job.pk, by="owner")
     worker.renewer.renew_all()
     thread.join()
