@@ -36,7 +36,10 @@ async def _serve(options: argparse.Namespace, root: Path) -> None:
 
 def _parse() -> argparse.Namespace:
     width = max(map(len, FAULTS))
-    table = "\n".join(f"  {name:{width}}  {meaning}" for name, meaning in FAULTS.items())
+    table = "\n".join(
+        f"  {name:{width}}  {meaning.does}\n  {'':{width}}  ({meaning.origin})"
+        for name, meaning in FAULTS.items()
+    )
     parser = argparse.ArgumentParser(
         prog="fake_comfy",
         description="A ComfyUI that fails on purpose.",

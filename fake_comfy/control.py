@@ -32,7 +32,8 @@ class Control:
         try:
             fault = Fault(str(body.pop("name", "")), **body)
         except (UnknownFault, TypeError) as exc:
-            return web.json_response({"error": str(exc), "known": FAULTS}, status=400)
+            known = {name: meaning.does for name, meaning in FAULTS.items()}
+            return web.json_response({"error": str(exc), "known": known}, status=400)
         await self._machine.add_fault(self._door, fault)
         return await self.get_faults(request)
 

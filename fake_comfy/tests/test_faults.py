@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fake_comfy.tests.helpers import (
     upload,
     wait_until,
 )
+from fake_comfy.tests.test_captures import CAPTURES
 
 
 def names_active(fake: FakeComfy) -> list[str]:
@@ -425,3 +427,11 @@ def test_every_fault_has_a_test() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
 
     assert [name for name in FAULTS if f'"{name}"' not in tests] == []
+
+
+def test_every_fault_says_whether_it_was_seen_on_a_real_server() -> None:
+    origins = {name: meaning.origin for name, meaning in FAULTS.items()}
+    recorded = re.findall(r"\[(.+?)\]", " ".join(origins.values()))
+
+    assert [n for n, o in origins.items() if not re.match(r"seen on v[\d.]+: .|imagined", o)] == []
+    assert [name for name in recorded if not (CAPTURES / f"{name}.json").exists()] == []
