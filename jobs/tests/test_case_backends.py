@@ -22,7 +22,7 @@ from jobs.tests.helpers import (
     wait_until,
 )
 from jobs.tests.processes import worker_process
-from jobs.tests.test_worker import runs
+from jobs.tests.test_worker import runs, stop_after_submit
 from jobs.worker import Options, Worker
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(180)]
@@ -162,6 +162,24 @@ def test_workers_that_start_before_their_server_draw_as_soon_as_it_is_there(
         assert worker.wait() == 0
 
     assert {(fresh(job).status, fresh(job).attempt) for job in jobs} == {("succeeded", 1)}
+
+
+@committed
+def test_a_job_on_a_server_that_nobody_reached_for_a_minute_moves_to_another(
+    fake: FakeComfy, other: FakeComfy
+) -> None:
+    job = queue_job()
+    stop_after_submit(worker_of(fake), fake, job)
+    fake.fault("refuse", times=None)
+    worker = worker_of(fake, other)
+    assert not worker.run_once()
+
+    Backend.objects.filter(url=fake.url).update(last_seen_at=Now() - timedelta(seconds=61))
+    worker.housekeeper.probe_all()
+    row = run_until_done(job, worker)
+
+    assert (row.status, row.attempt, row.backend) == ("succeeded", 1, backend_of(other))
+    assert (runs(fake, job), runs(other, job)) == ((1, 1), (1, 1))
 
 
 # locked

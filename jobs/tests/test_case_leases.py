@@ -155,6 +155,28 @@ def test_a_worker_that_could_not_renew_goes_on_if_nobody_took_its_job(
     assert runs(fake, job) == (1, 1)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_whose_renewing_thread_died_gives_its_job_back_and_ends(
+    fake: FakeComfy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(renewer: Renewer) -> None:
+        raise RuntimeError("a bug of ours")
+
+    fake.seconds = 20
+    job = queue_job(steps=150)
+    worker = make_worker(fake.url)
+    ended_well: list[bool] = []
+    thread = start(lambda: ended_well.append(worker.run()))
+    wait_until(lambda: runs(fake, job) == (1, 1))
+
+    monkeypatch.setattr(Renewer, "_try_to_renew", die)
+    thread.join()
+
+    row = fresh(job)
+    assert (row.status, row.attempt, row.lost_workers) == ("queued", 1, 0)
+    assert ended_well == [False]
+
+
 def test_a_lease_lost_right_after_the_claim_ends_the_job_and_not_the_worker(
     fake: FakeComfy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
