@@ -4,6 +4,7 @@
   + NotConnected    nothing was sent: refused, DNS, TLS, connect timeout      (backend)
   + AccessDenied    401, 403 or a redirect: the server's setup keeps us out   (backend)
   + BackendStuck    it answers, but its queue does not move                   (backend)
+    + RunStuck      it runs this prompt, and shows no sign of life            (backend)
   + BrokenContext   its GPU context is broken: nothing runs until a restart   (backend)
   + NoAnswer        sent, then silence: it may or may not have been done      (temporary)
   + ServerTrouble   429 or 5xx: it may or may not have been done              (temporary)
@@ -89,6 +90,12 @@ class BackendStuck(ComfyError):
     kind = ErrorKind.BACKEND
     code = "backend_stuck"
     user_message = "The image server hangs. Your job waits and goes on when it works again."
+
+
+class RunStuck(BackendStuck):
+    """The server runs the prompt and shows no sign of life: the prompt may be why."""
+
+    user_message = "The image server hung while drawing this. Please try again with other settings."
 
 
 class BrokenContext(ComfyError):

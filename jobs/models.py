@@ -514,14 +514,22 @@ class JobQuerySet(models.QuerySet["Job"]):
             )
 
     def hand_back(
-        self, job: Job, reason: str, *, keep_backend: bool = True, refused: bool = False
+        self,
+        job: Job,
+        reason: str,
+        *,
+        keep_backend: bool = True,
+        refused: bool = False,
+        resubmit: bool = False,
     ) -> None:
         """Put a job back at its last checkpoint without charge.
 
         keep_backend: its prompt may be there, so whoever goes on must look there first. refused: its backend
-        lacks something that the job needs and is not to be asked again.
+        lacks something that the job needs and is not to be asked again. resubmit: count it as one of those.
         """
         moved: dict[str, Any] = {} if keep_backend else {"backend": None, "step": Step.UPLOAD}
+        if resubmit:
+            moved["resubmits"] = F("resubmits") + 1
         if refused:
             moved["refused_by"] = [*job.refused_by, job.backend_id]
         with transaction.atomic():

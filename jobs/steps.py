@@ -25,6 +25,7 @@ from comfy.errors import (
     NoAnswer,
     OutputMissing,
     PromptLost,
+    RunStuck,
     ServerTrouble,
 )
 from comfy.events import EventStream, ProgressTracker
@@ -235,7 +236,8 @@ class Watch:
             # It waits for a run of ours, and whether that lives is seen by its own watch.
             self.alive_at = time.monotonic()
         else:
-            raise BackendStuck(
+            stuck = RunStuck if sighting.place == Place.RUNNING else BackendStuck
+            raise stuck(
                 f"no sign of life for {self.work.stall_seconds:g} s, prompt {sighting.place}"
             )
 

@@ -34,6 +34,7 @@ from comfy.errors import (
     OutOfMemory,
     OutputMissing,
     RunFailed,
+    RunStuck,
 )
 from comfy.events import Progress
 from comfy.text import clean_text
@@ -388,11 +389,21 @@ class Worker:
             # This job may be what breaks it.
             self._retry_or_fail(work, failure, redraw=True)
             return
-        # A stuck one may never draw it.
-        keep = job.step != Step.UPLOAD and not isinstance(error, BackendStuck)
-        if isinstance(error, BackendStuck):
+        is_stuck = isinstance(error, BackendStuck)  # it may never draw this
+        is_suspect = isinstance(error, RunStuck)  # nor may any other
+        if is_stuck:
             self._try_to_drop(work)
-        self._save(work.lease, Job.objects.hand_back, job, error.code, keep_backend=keep)
+        if is_suspect and job.resubmits >= self.options.max_resubmits:
+            self._save(work.lease, Job.objects.fail, job, failure)
+            return
+        self._save(
+            work.lease,
+            Job.objects.hand_back,
+            job,
+            error.code,
+            keep_backend=job.step != Step.UPLOAD and not is_stuck,
+            resubmit=is_suspect,
+        )
 
     def _retry_or_fail(
         self, work: Work, failure: Failure, *, redraw: bool, at_least: float | None = None

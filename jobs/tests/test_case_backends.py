@@ -349,6 +349,22 @@ def test_a_run_that_shows_no_sign_of_life_is_stopped_and_handed_back(fake: FakeC
 
 
 @committed
+def test_a_run_that_hangs_every_time_fails_in_words_and_after_a_few_runs(fake: FakeComfy) -> None:
+    fake.seconds = 600
+    job = queue_job(steps=1)
+    worker = make_worker(fake.url, stall=0.5, max_resubmits=2)
+
+    for _ in range(3):
+        Backend.objects.use_again()
+        worker.run_once()
+
+    row = fresh(job)
+    assert (row.status, row.attempt, row.resubmits) == ("failed", 1, 2)
+    assert row.error is not None
+    assert row.error["code"] == "backend_stuck"
+
+
+@committed
 def test_a_prompt_in_a_queue_that_does_not_move_is_taken_out_of_it(fake: FakeComfy) -> None:
     fake.fault("zombie")
     worker = make_worker(fake.url, stall=1.0)
