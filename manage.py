@@ -9,10 +9,14 @@ import sys
 
 def main() -> None:
     try:
+        from django.conf import settings
         from django.core.exceptions import ImproperlyConfigured
         from django.core.management import execute_from_command_line
     except ImportError as exc:
         sys.exit(f"{exc}. Do `. .venv/bin/activate` first; ./scripts/demo makes that folder.")
+    if sys.argv[1:2] == ["portrait"]:
+        # It talks to a server elsewhere: our settings would ask for a database, or start one.
+        settings.configure(INSTALLED_APPS=["genflow_client"])
     try:
         execute_from_command_line(sys.argv)
     except ImproperlyConfigured as exc:

@@ -141,6 +141,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "knox",
+    "genflow_client",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

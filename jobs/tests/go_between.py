@@ -12,17 +12,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-HOP_BY_HOP = ("host", "connection", "transfer-encoding", "content-length", "date", "server")
+HOP_BY_HOP = ("connection", "transfer-encoding", "content-length", "date", "server")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came; `path` has no query."""
+    """A request as it came."""
 
     method: str
     path: str
     headers: Mapping[str, str]
     body: bytes
+    query: str = ""
 
     @property
     def json(self) -> Any:
@@ -187,8 +188,8 @@ def _handler_for(go_between: GoBetween) -> type[BaseHTTPRequestHandler]:
         def _answer(self) -> None:
             self.close_connection = True
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            path = urlsplit(self.path).path
-            seen = Seen(self.command, path, dict(self.headers), body)
+            url = urlsplit(self.path)
+            seen = Seen(self.command, url.path, dict(self.headers), body, url.query)
             answer = go_between.answer(seen, self.path)
             if isinstance(answer, bytes):
                 self.wfile.write(answer)

@@ -15,7 +15,7 @@ from pytest_django.live_server_helper import LiveServer
 from fake_comfy import FakeComfy
 from jobs.models import Job
 from jobs.status import JobStatus
-from jobs.tests.helpers import make_worker, photo_bytes, start
+from jobs.tests.helpers import photo_bytes
 from jobs.worker import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -60,15 +60,6 @@ def page(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
     yield page
     context.close()
     assert problems == []
-
-
-@pytest.fixture
-def running_worker(fake: FakeComfy) -> Iterator[Worker]:
-    worker = make_worker(fake.url)
-    thread = start(worker.run)
-    yield worker
-    worker.stop()
-    thread.join(20)
 
 
 @pytest.fixture
