@@ -14,9 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import requests
+
+from genflow_client.api import ENDED, Api, ClientError, Job, Trouble
+from genflow_client.progress import Display, ending
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 VAR: Final = ROOT / "var"
@@ -56,7 +59,7 @@ def run(*, photo: Path, prompt: str, out: Path | None, exit: bool, port: int) ->
         url = f"http://127.0.0.1:{port}"
         password, token = prepare_database()
         start_servers(children, url)
-        job = draw(children, Api(url, token, children), photo, prompt, out or VAR / "portrait.png")
+        job = draw(children, url, token, photo, prompt, out or VAR / "portrait.png")
         print(f"page: {url}/jobs/{job}/\nlogin: {USERNAME} / {password}", flush=True)
         if not exit:
             say(f"genflow: the admin is {url}/admin/; another portrait, from another terminal:")
@@ -67,7 +70,10 @@ def run(*, photo: Path, prompt: str, out: Path | None, exit: bool, port: int) ->
     except Failed as exc:
         say(f"genflow: {exc}")
         return exc.status
-    except OSError as exc:
+    except Trouble as exc:
+        say(f"genflow: {exc}; see {LOGS}")
+        return 1
+    except (ClientError, OSError) as exc:
         say(f"genflow: {exc}")
         return 1
     finally:
@@ -133,7 +139,7 @@ class Children:
             how = ended(process.returncode)
             if name != "worker" or process.returncode >= 0 or self.workers >= WORKERS:
                 raise Failed(f"{name} {how}; {self.log_of(name)} says why")
-            say(f"\ngenflow: the worker {how}; starting another, which takes over its job")
+            say(f"genflow: the worker {how}; starting another, which takes over its job")
             self.start_worker()
 
     def stop(self) -> None:
@@ -196,7 +202,6 @@ def prepare_database() -> tuple[str, str]:
 
     From here on this process is a user of the embedded Postgres, if that is used: it stops after us.
     """
-    sys.path.insert(0, str(ROOT))
     os.environ |= {"DEBUG": "1", "ALLOWED_HOSTS": "127.0.0.1,localhost"}
     os.environ["DJANGO_SETTINGS_MODULE"] = "genflow_project.settings"
     # A killed worker is missed after this many seconds: nobody wants to watch a demo for longer.
@@ -283,69 +288,25 @@ def local() -> requests.Session:
     return session
 
 
-class Api:
-    """The few calls that a portrait takes."""
-
-    def __init__(self, url: str, token: str, children: Children) -> None:
-        self.url = f"{url}/api/v2"
-        self.log = children.log_of("web")
-        self.session = local()
-        self.session.headers["Authorization"] = f"Bearer {token}"
-
-    def submit(self, photo: Path, prompt: str) -> str:
-        """Return the id of a new job. Raises Failed with the server's own words."""
-        with photo.open("rb") as file:
-            files = {"photo": (photo.name, file)}
-            answer = self._request("POST", "/portraits", data={"prompt": prompt}, files=files)
-        return str(answer.json()["id"])
-
-    def job(self, job: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._request("GET", f"/jobs/{job}").json()
-        return found
-
-    def image(self, job: str) -> bytes:
-        return self._request("GET", f"/jobs/{job}/image").content
-
-    def _request(self, method: str, path: str, **request: Any) -> requests.Response:
-        try:
-            answer = self.session.request(method, self.url + path, timeout=60, **request)
-        except requests.RequestException as exc:
-            raise Failed(f"the web server does not answer ({exc}); see {self.log}") from exc
-        if not answer.ok:
-            raise Failed(refusal(answer, self.log))
-        return answer
-
-
-def refusal(answer: requests.Response, log: Path) -> str:
-    """Return what the API's error says, with what is wrong in each field."""
-    try:
-        error = answer.json()["error"]
-    except (ValueError, KeyError):
-        return f"the web server answered {answer.status_code}; see {log}"
-    details = error.get("details") or {}
-    fields = [f"{name}: {' '.join(sentences)}" for name, sentences in details.items()]
-    return " ".join([error["message"], *fields])
-
-
-def draw(children: Children, api: Api, photo: Path, prompt: str, out: Path) -> str:
+def draw(children: Children, url: str, token: str, photo: Path, prompt: str, out: Path) -> str:
     """Have a portrait drawn and save it; return the job's id."""
-    job = api.submit(photo, prompt)
-    bar = Bar()
-    warn_if_silent(os.environ["COMFY_URL"])
+    with Display() as display:
+        # Without patience: it would not see that a process has died.
+        api = Api(url, token, patience=0, note=display.say)
+        job = api.submit(photo.read_bytes(), {"prompt": prompt})
+        warn_if_silent(os.environ["COMFY_URL"])
 
-    def ended() -> dict[str, Any] | None:
-        found = api.job(job)
-        bar.show(found)
-        return found if found["status"] in ("succeeded", "failed", "canceled", "expired") else None
+        def ended() -> Job | None:
+            found = api.look_again(job)
+            display.show(found)
+            return found if found["status"] in ENDED else None
 
-    found = children.wait_for(ended, "the picture")
-    bar.end()
+        found = children.wait_for(ended, "the picture")
     if found["status"] != "succeeded":
-        error = found["error"] or {"message": found["status"], "code": "none"}
-        raise Failed(f"job {job} failed: {error['message']} ({error['code']})")
-    out.write_bytes(api.image(job))
-    print(f"job: {job}\nportrait: {out}", flush=True)
-    return job
+        raise Failed(ending(found))
+    out.write_bytes(api.picture(found["outputs"][0]))
+    print(f"job: {job['id']}\nportrait: {out}", flush=True)
+    return str(job["id"])
 
 
 def warn_if_silent(comfy_urls: str) -> None:
@@ -355,36 +316,3 @@ def warn_if_silent(comfy_urls: str) -> None:
             local().get(f"{url.rstrip('/')}/system_stats", timeout=5).raise_for_status()
         except requests.RequestException as exc:
             say(f"genflow: ComfyUI at {url} does not answer; the job waits for it ({exc})")
-
-
-class Bar:
-    """How far the job is, on stderr: one line that changes, or on no terminal a line now and then."""
-
-    def __init__(self) -> None:
-        self.shown: tuple[str, int] | None = None
-
-    def show(self, job: dict[str, Any]) -> None:
-        progress = job["progress"] or {}
-        fraction = 1.0 if job["status"] == "succeeded" else progress.get("value", 0.0)
-        step = step_of(job, progress)
-        if sys.stderr.isatty():
-            bar = "#" * round(30 * fraction)
-            print(
-                f"\r\x1b[K[{bar:30}] {fraction:4.0%}  {step}", end="", file=sys.stderr, flush=True
-            )
-        elif self.shown != (step, int(4 * fraction)):
-            self.shown = (step, int(4 * fraction))
-            say(f"genflow: {fraction:.0%} {step}")
-
-    def end(self) -> None:
-        if sys.stderr.isatty():
-            say("")
-
-
-def step_of(job: dict[str, Any], progress: dict[str, Any]) -> str:
-    """Return what happens to a job now, in a few words."""
-    if job["retry"]:
-        return f"trying again: {job['retry']['message']}"
-    if job["status"] == "running" and progress.get("current_node_class"):
-        return str(progress["current_node_class"])
-    return str(job["status"])
