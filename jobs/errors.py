@@ -20,7 +20,7 @@ from rest_framework.exceptions import APIException, NotAuthenticated, Validation
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_exception_handler
 
-from jobs.models import QueueFull
+from jobs.models import KeyInFlight, KeyReused, QueueFull
 from jobs.outage import is_outage
 from jobs.photos import BadPhoto
 
@@ -47,6 +47,14 @@ UNREADABLE: Final = "The request cannot be read."
 DATABASE_AWAY: Final = (
     "database_unavailable",
     "The database cannot be reached. Try again soon.",
+)
+KEY_REUSED: Final = (
+    "idempotency_key_reuse",
+    "Another request came with this Idempotency-Key before. Send a new key.",
+)
+KEY_IN_FLIGHT: Final = (
+    "idempotency_in_flight",
+    "A request with this Idempotency-Key is being worked on. Send it again in a moment.",
 )
 
 
@@ -93,6 +101,10 @@ def _translated(exc: Exception) -> Exception:
             return ApiError(exc.status, exc.code, exc.message, details={"photo": [exc.message]})
         case QueueFull():
             return ApiError(429, exc.code, str(exc), retry_after=exc.retry_after)
+        case KeyReused():
+            return ApiError(422, *KEY_REUSED)
+        case KeyInFlight():
+            return ApiError(409, *KEY_IN_FLIGHT, retry_after=1)
         case RequestDataTooBig():
             return ApiError(413, CODES[413], "The text fields are too large.")
         case SuspiciousOperation():

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 
 from comfy.client import ComfyClient
 from comfy.errors import ComfyError, ErrorKind
-from jobs.models import Asset, Backend, Blob, Job
+from jobs.models import Asset, Backend, Blob, IdempotencyKey, Job
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ def sweep() -> None:
                 return
             expired = Job.objects.finished().filter(expires_at__lt=Now())
             swept = expired[:SWEEP_BATCH].purge() + Job.objects.purge_deleted() + sweep_orphans()
+            swept += sweep_keys()
         if swept < SWEEP_BATCH:
             return
 
@@ -114,3 +115,11 @@ def sweep_orphans() -> int:
     blobs = list(orphans.values_list("pk", flat=True)[:SWEEP_BATCH])
     Blob.objects.filter(pk__in=blobs).delete()
     return len(blobs)
+
+
+def sweep_keys() -> int:
+    expired = IdempotencyKey.objects.filter(expires_at__lt=Now())
+    keys = list(expired.values_list("pk", flat=True)[:SWEEP_BATCH])
+    # Asked once more: a request may have renewed one meanwhile.
+    expired.filter(pk__in=keys).delete()
+    return len(keys)

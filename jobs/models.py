@@ -34,6 +34,7 @@ NOTIFY_CHANNEL = "genflow"
 SUBMISSION_LOCK = 0x67656E66
 PRIORITY_MAX = 100
 PRIORITY_STEP = 10  # what an operator raises it by at a time
+KEY_LIFETIME = timedelta(hours=24)
 
 
 class LeaseLost(Exception):
@@ -54,6 +55,33 @@ class QueueFull(Exception):
         super().__init__(message)
         self.code = code
         self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Once:
+    """What tells that a request came before: it makes one thing, however often it comes."""
+
+    owner_id: int
+    key: str
+    body_hash: str
+    # Whether to wait for the end of another like it, or to raise KeyInFlight.
+    patient: bool = False
+
+
+class AlreadyMade(Exception):
+    """The same request came before. `pk`: of what it made then."""
+
+    def __init__(self, pk: uuid.UUID) -> None:
+        super().__init__(f"{pk} was made before")
+        self.pk = pk
+
+
+class KeyReused(Exception):
+    """Another request came with this key before."""
+
+
+class KeyInFlight(Exception):
+    """A request with this key is being worked on."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +257,15 @@ class JobQuerySet(models.QuerySet["Job"]):
         queue_limit: int,
         queue_limit_per_owner: int,
         retention: timedelta,
+        once: Once | None = None,
     ) -> Job:
-        """Queue a new job and wake the workers, or raise QueueFull and store nothing."""
+        """Queue a new job and wake the workers, or raise QueueFull and store nothing.
+
+        once: of the request that asks for it. Raises what `IdempotencyKey.objects.spend` does.
+        """
         with transaction.atomic():
+            if once is not None:
+                IdempotencyKey.objects.spend(once, job.pk)
             self._check_room(job.owner_id, queue_limit, queue_limit_per_owner)
             job.turn = self._next_turn(job)
             job.save(force_insert=True)
@@ -906,6 +940,72 @@ class JobEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.created_at:%H:%M:%S}"
+
+
+class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
+    def expect_new(self, once: Once) -> None:
+        """Return if the key is new. Raise AlreadyMade, or KeyReused if it came with something else."""
+        known = self.filter(owner_id=once.owner_id, key=once.key, expires_at__gt=Now()).first()
+        if known is None:
+            return
+        if known.body_hash != once.body_hash:
+            raise KeyReused
+        raise AlreadyMade(known.made)
+
+    def spend(self, once: Once, made: uuid.UUID) -> None:
+        """Note what the key makes, in the transaction that makes it: if that fails, the key is as new.
+
+        Raises what `expect_new` does, and KeyInFlight.
+        """
+        self._lock(once)
+        self.expect_new(once)
+        self.bulk_create(
+            [
+                IdempotencyKey(
+                    owner_id=once.owner_id,
+                    key=once.key,
+                    body_hash=once.body_hash,
+                    made=made,
+                    expires_at=Now() + KEY_LIFETIME,
+                )
+            ],
+            update_conflicts=True,  # with one that has expired
+            unique_fields=["owner", "key"],
+            update_fields=["body_hash", "made", "expires_at"],
+        )
+
+    def _lock(self, once: Once) -> None:
+        """Hold the key to the end of the transaction: whoever holds it next sees what was made."""
+        # No row says "in flight": whatever dies, nothing is left behind. Two numbers are a space of their own
+        # beside the locks of one; two keys of an owner that share a number only take turns.
+        function = "pg_advisory_xact_lock" if once.patient else "pg_try_advisory_xact_lock"
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {function}(%s, hashtext(%s))", [once.owner_id, once.key])
+            if cursor.fetchone()[0] is False:
+                raise KeyInFlight
+
+
+class IdempotencyKey(models.Model):
+    """What a request with this key has made."""
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+", db_index=False
+    )
+    key = models.CharField(max_length=255)
+    body_hash = models.CharField(max_length=64)
+    # The id of a job or an asset. No foreign key: the key outlives what it made, and stays spent.
+    made = models.UUIDField()
+    expires_at = models.DateTimeField(db_index=True)  # the sweep
+
+    objects = IdempotencyKeyQuerySet.as_manager()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["owner", "key"], name="idempotency_key_once_per_owner")
+        ]
+
+    def __str__(self) -> str:
+        return f"key of {self.made}"
 
 
 class ApiToken(AbstractAuthToken):  # type: ignore[misc]  # knox ships no types

@@ -195,6 +195,19 @@ def header(name: str, description: str) -> OpenApiParameter:
     return OpenApiParameter(name, str, OpenApiParameter.HEADER, description=description)
 
 
+KEY: Final = header(
+    "Idempotency-Key",
+    "1 to 255 printable ASCII characters without spaces, best a UUID. The same request with the same key, within"
+    " 24 hours, makes nothing new: it is answered with what the first one made, as it is now, and"
+    " `Idempotency-Replayed: true`.",
+)
+IN_FLIGHT: Final = {
+    409: OpenApiResponse(
+        ErrorSerializer,
+        "`idempotency_in_flight`: the first request with this key is being worked on. Send it again after"
+        " `Retry-After` seconds.",
+    )
+}
 RANGE: Final = [
     header("Range", "`bytes=0-1048575`: a part of it."),
     header("If-None-Match", "An ETag: 304 if it is still right."),
@@ -204,8 +217,9 @@ OPERATIONS: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
     ("portraits", "post"): {
         "operation_id": "postPortraits",
         "summary": "Draw a portrait of a photo's face",
+        "parameters": [KEY],
         "request": {"multipart/form-data": PortraitSerializer},
-        "responses": {201: JOB},
+        "responses": {201: JOB} | IN_FLIGHT,
     },
     ("jobs", "get"): {
         "operation_id": "listJobs",

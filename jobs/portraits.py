@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from comfy.graph import SEED, FaceRequest, portrait_graph
-from jobs.models import Asset, Job
+from jobs.models import Asset, Job, Once
 from jobs.photos import Photo
 from jobs.wire import asset_reference
 
@@ -39,9 +39,12 @@ def submit_portrait(
     photo: Photo,
     params: Mapping[str, Any],
     metadata: Mapping[str, str] | None = None,
+    *,
+    once: Once | None = None,
 ) -> Job:
     """Queue a portrait, or raise QueueFull (or what the database raises) and store nothing.
 
+    once: of the request, if it may come again; see `JobQuerySet.submit`.
     params: the names in PARAMS and `priority`, in their ranges (ValueError if not). What is None or not there
     has its default, the seed a random one. The job's own `params` hold them all.
     """
@@ -52,7 +55,7 @@ def submit_portrait(
             metadata=dict(metadata or {}),
             **_drawing(params, asset),
         )
-        return _submit(job, [asset])
+        return _submit(job, [asset], once)
 
 
 def draw_again(job: Job) -> Job:
@@ -90,7 +93,7 @@ def _drawing(params: Mapping[str, Any], photo: Asset) -> dict[str, Any]:
     }
 
 
-def _submit(job: Job, inputs: Iterable[Asset]) -> Job:
+def _submit(job: Job, inputs: Iterable[Asset], once: Once | None = None) -> Job:
     job.max_attempts = settings.GENFLOW_MAX_ATTEMPTS
     return Job.objects.submit(
         job,
@@ -98,6 +101,7 @@ def _submit(job: Job, inputs: Iterable[Asset]) -> Job:
         queue_limit=settings.GENFLOW_QUEUE_LIMIT,
         queue_limit_per_owner=settings.GENFLOW_QUEUE_LIMIT_PER_OWNER,
         retention=timedelta(days=settings.GENFLOW_JOB_RETENTION_DAYS),
+        once=once,
     )
 
 

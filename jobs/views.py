@@ -18,8 +18,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.errors import ApiError
+from jobs.idempotency import once_per_key
 from jobs.links import is_signed
-from jobs.models import Asset, Job
+from jobs.models import Asset, Job, Once
 from jobs.photos import read_photo
 from jobs.pictures import output_unavailable, picture_response
 from jobs.portraits import submit_portrait
@@ -45,6 +46,11 @@ def own_job(request: Request, pk: UUID) -> Job:
     return get_object_or_404(shown(Job.objects.visible_to(request.user)), pk=pk)
 
 
+def job_created(request: Request, pk: UUID) -> Response:
+    answer = job_json(own_job(request, pk), request)
+    return Response(answer, status=201, headers={"Location": answer["urls"]["self"]})
+
+
 class FormParser(MultiPartParser):
     """Multipart in UTF-8, whatever charset the request claims: not each that Python knows is one of text."""
 
@@ -55,7 +61,8 @@ class FormParser(MultiPartParser):
 class PortraitsView(ApiView):
     parser_classes = [FormParser]
 
-    def post(self, request: Request) -> Response:
+    @once_per_key(job_created)
+    def post(self, request: Request, once: Once | None) -> Response:
         form = PortraitSerializer(  # no body is no form
             data=request.data or QueryDict(), context={"request": request}
         )
@@ -68,9 +75,8 @@ class PortraitsView(ApiView):
             max_pixels=settings.GENFLOW_PHOTO_MAX_PIXELS,
         )
         assert isinstance(request.user, User)
-        job = submit_portrait(request.user, photo, params, metadata)
-        answer = job_json(own_job(request, job.pk), request)
-        return Response(answer, status=201, headers={"Location": answer["urls"]["self"]})
+        job = submit_portrait(request.user, photo, params, metadata, once=once)
+        return job_created(request, job.pk)
 
 
 class JobsView(ApiView):

@@ -1,17 +1,20 @@
-"""Real worker processes on the test database."""
+"""Real worker and web processes on the test database."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings
 from django.db import connection
+
+ADDRESS: Final = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
 def database_url() -> str:
@@ -77,3 +80,30 @@ def worker_process(url: str, *arguments: str, **changed: Any) -> Iterator[Worker
         worker.kill()
         assert worker.process.stderr is not None
         worker.process.stderr.close()
+
+
+@contextmanager
+def web_process(**changed: Any) -> Iterator[str]:
+    """A web server on a free port. Yields its address."""
+    command = [
+        "-m",
+        "uvicorn",
+        "genflow_project.asgi:application",
+        "--port",
+        "0",
+        "--no-access-log",
+    ]
+    process = subprocess.Popen(  # noqa: S603 (our own interpreter)
+        [sys.executable, *command],
+        cwd=settings.BASE_DIR,
+        env=environment(ALLOWED_HOSTS="127.0.0.1", PYTHONWARNINGS="default", **changed),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        yield next(found[0] for line in process.stderr if (found := ADDRESS.search(line)))
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
