@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 from uuid import UUID
 
-from blake3 import blake3
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
-from django.contrib.sessions.exceptions import SessionInterrupted
-from django.contrib.sessions.models import Session
-from django.db import transaction
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -21,7 +16,8 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from jobs.errors import ApiError
 from jobs.forms import PortraitForm
-from jobs.models import Asset, Job, QueueFull
+from jobs.idempotency import fingerprint
+from jobs.models import AlreadyMade, Asset, IdempotencyKey, Job, Once, QueueFull
 from jobs.pictures import picture_response
 from jobs.portraits import submit_portrait
 from jobs.serializers import shown
@@ -29,7 +25,6 @@ from jobs.thumbnails import is_picture, thumbnail_response
 from jobs.wording import tell, word_of
 
 PAGE_SIZE: Final = 24
-REMEMBERED_FORMS: Final = 20  # of a session
 
 
 class UserRequest(HttpRequest):
@@ -74,10 +69,19 @@ def job_new(request: UserRequest, like: UUID | None = None) -> HttpResponse:
     if request.method != "POST":
         return form_page(request, PortraitForm(initial=params_of(request, like)))
     form = PortraitForm(request.POST, request.FILES)
-    if not form.is_valid():
-        return form_page(request, form, status=422)
+    once = once_of(request)
     try:
-        job_id = submit_once(request, form)
+        if once is not None:
+            IdempotencyKey.objects.expect_new(once)
+        if not form.is_valid():
+            return form_page(request, form, status=422)
+        photo = form.cleaned_data["photo"]
+        job_id = submit_portrait(request.user, photo, form.params(), once=once).pk
+    except AlreadyMade as exc:
+        job_id = exc.pk
+        if not Job.objects.visible_to(request.user).filter(pk=job_id).exists():
+            messages.info(request, "The portrait of that form was deleted. This is a new form.")
+            return redirect("job-new")
     except QueueFull as exc:
         form.add_error(None, str(exc))
         response = form_page(request, form, status=429)
@@ -97,25 +101,16 @@ def form_page(request: UserRequest, form: PortraitForm, status: int = 200) -> Ht
     return render(request, "jobs/new.html", {"form": form}, status=status)
 
 
-def submit_once(request: UserRequest, form: PortraitForm) -> str:
-    """Queue what the form asks for, unless this very form did it before. Return the job's id."""
-    asked = json.dumps([str(form.cleaned_data["key"]), form.params()])
-    fingerprint = blake3(asked.encode() + form.cleaned_data["photo"].content).hexdigest()
-    with transaction.atomic():
-        # The second request of a double click waits here for the end of the first.
-        try:
-            session = Session.objects.select_for_update().get(pk=request.session.session_key)
-        except Session.DoesNotExist as exc:  # logged out while the photo was on its way
-            raise SessionInterrupted from exc
-        sent: dict[str, str] = session.get_decoded().get("sent", {})
-        if fingerprint not in sent:
-            job = submit_portrait(request.user, form.cleaned_data["photo"], form.params())
-            sent[fingerprint] = str(job.pk)
-            request.session["sent"] = dict(list(sent.items())[-REMEMBERED_FORMS:])
-            request.session.save()
-            # The middleware would save it once more, without the lock.
-            request.session.modified = False
-    return sent[fingerprint]
+def once_of(request: UserRequest) -> Once | None:
+    """Return what tells this form from all others, one that was changed since it was sent included."""
+    if not request.POST.get("key"):
+        return None
+    data = request.POST.copy()
+    data.update(request.FILES)  # type: ignore[arg-type]  # as lists, which update() takes
+    data.pop("csrfmiddlewaretoken", None)
+    body_hash = fingerprint(request.path, data)
+    # The space keeps it apart from the keys of the API, which have none.
+    return Once(request.user.pk, f"form {body_hash}", body_hash, patient=True)
 
 
 @require_safe
