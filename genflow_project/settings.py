@@ -208,6 +208,7 @@ REST_FRAMEWORK = {
         "rest_framework.parsers.MultiPartParser",
         "rest_framework.parsers.JSONParser",
     ],
+    "DEFAULT_THROTTLE_CLASSES": ["jobs.throttling.OwnerThrottle"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "jobs.negotiation.AlwaysJSON",
     "EXCEPTION_HANDLER": "jobs.errors.exception_handler",
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
@@ -264,6 +265,13 @@ GENFLOW_SHUTDOWN_SECONDS: float = env.float("GENFLOW_SHUTDOWN_SECONDS", default=
 
 GENFLOW_QUEUE_LIMIT: int = env.int("GENFLOW_QUEUE_LIMIT", default=1000)
 GENFLOW_QUEUE_LIMIT_PER_OWNER: int = env.int("GENFLOW_QUEUE_LIMIT_PER_OWNER", default=100)
+# What one owner may take, unless the admin gives them limits of their own. Requests: those that change something,
+# on one web process; a minute's worth may come at once. Reads are counted apart, and ten times as many.
+GENFLOW_REQUESTS_PER_MINUTE: int = env.int("GENFLOW_REQUESTS_PER_MINUTE", default=600)
+GENFLOW_STREAMS_PER_OWNER: int = env.int("GENFLOW_STREAMS_PER_OWNER", default=20)
+GENFLOW_STORAGE_PER_OWNER_BYTES: int = env.int(
+    "GENFLOW_STORAGE_PER_OWNER_BYTES", default=10 * 1024**3
+)
 GENFLOW_PHOTO_MAX_BYTES: int = env.int("GENFLOW_PHOTO_MAX_BYTES", default=20 * 1024 * 1024)
 GENFLOW_PHOTO_MAX_PIXELS: int = env.int("GENFLOW_PHOTO_MAX_PIXELS", default=64_000_000)
 GENFLOW_JOB_RETENTION_DAYS: float = env.float("GENFLOW_JOB_RETENTION_DAYS", default=30)

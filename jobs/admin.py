@@ -14,6 +14,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.actions import delete_selected
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest, PermissionDenied, ValidationError
 from django.core.paginator import Paginator
@@ -36,7 +37,8 @@ from jobs.models import (
     Backend,
     BackendQuerySet,
     Job,
-    QueueFull,
+    NoRoom,
+    OwnerLimits,
 )
 from jobs.pages import asset_response
 from jobs.portraits import draw_again
@@ -412,7 +414,7 @@ class JobAdmin(ForLooking):
         for job in jobs:
             try:
                 draw_again(job)
-            except (QueueFull, ValueError) as exc:  # no room, or asked for what is not allowed now
+            except (NoRoom, ValueError) as exc:  # no room, or asked for what is not allowed now
                 self.message_user(request, f"{job.pk}: {exc}", messages.ERROR)
             except Job.DoesNotExist:  # deleted since
                 continue
@@ -632,7 +634,30 @@ class ApiTokenAdmin(ForLooking):
     ordering = ("-created",)
     search_fields = ("user__username", "name")
     fields = ("user", "name", "created", "last_used_at", "expiry")
+    actions = ("delete_selected",)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        how = {"subtitle": "New ones are made by: manage.py api_token USERNAME"}
+        how = {
+            "subtitle": "New ones are made on one's account page, or by: manage.py api_token USERNAME"
+        }
         return super().changelist_view(request, (extra_context or {}) | how)
+
+    @admin.action(description="Revoke", permissions=["delete"])
+    def delete_selected(
+        self, request: HttpRequest, queryset: QuerySet[ApiToken]
+    ) -> TemplateResponse | None:
+        """Django's own: it asks once more, and the history keeps who did it."""
+        return delete_selected(self, request, queryset)
+
+
+class OwnerLimitsInline(admin.StackedInline):  # type: ignore[type-arg]
+    model = OwnerLimits
+
+
+admin.site.unregister(User)
+
+
+@admin.register(User)
+class OwnerAdmin(UserAdmin):  # type: ignore[type-arg]
+    def get_inlines(self, request: HttpRequest, obj: User | None) -> Any:
+        return [OwnerLimitsInline] if obj else []

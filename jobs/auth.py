@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.db import Error as DatabaseError
-from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils import timezone
 from knox.auth import TokenAuthentication
-from rest_framework.exceptions import AuthenticationFailed
+from knox.crypto import hash_token
+from rest_framework.exceptions import AuthenticationFailed, Throttled
+from rest_framework.request import Request
 
 from jobs.models import ApiToken
 from jobs.outage import is_read_only
+from jobs.throttling import BUCKETS, Buckets
 
-TOKEN = re.compile(rb"[\x21-\x7e]+")
 # How stale "last used" may be: not every request writes to the token's row.
-LAST_USED_PRECISION = timedelta(minutes=1)
+LAST_USED_PRECISION: Final = timedelta(minutes=1)
+# From one address. Then only tokens that were good before are still looked up, so that who shares the address
+# (an office, a proxy that tells of no other) goes on.
+WRONG_TOKENS_PER_MINUTE: Final = 60
+WRONG_TOKENS: Final = Buckets()
+GOOD_TOKENS: Final[set[str]] = set()  # digests
+
+
+class TooManyWrongTokens(Throttled):
+    default_detail = "Too many wrong tokens came from your address."
 
 
 class BearerAuthentication(TokenAuthentication):  # type: ignore[misc]  # knox ships no types
+    def authenticate(self, request: Request) -> tuple[Any, ApiToken] | None:
+        self.address = request.META.get("REMOTE_ADDR", "")
+        answer: tuple[Any, ApiToken] | None = super().authenticate(request)
+        return answer
+
     def authenticate_credentials(self, token: bytes) -> tuple[Any, ApiToken]:
-        if not TOKEN.fullmatch(token):  # other bytes could not even be looked up
-            raise AuthenticationFailed("Invalid token.")
-        user, auth_token = super().authenticate_credentials(token)
+        digest = hash_token(token.decode("latin-1"))
+        wait = WRONG_TOKENS.wait(self.address, WRONG_TOKENS_PER_MINUTE)
+        if wait and digest not in GOOD_TOKENS:
+            raise TooManyWrongTokens(wait)
+        try:
+            user, auth_token = self._look_up(digest)
+        except AuthenticationFailed:
+            GOOD_TOKENS.discard(digest)
+            WRONG_TOKENS.take(self.address, WRONG_TOKENS_PER_MINUTE)
+            raise
+        if len(GOOD_TOKENS) >= BUCKETS:
+            GOOD_TOKENS.clear()
+        GOOD_TOKENS.add(digest)
         note_use(auth_token)
         return user, auth_token
 
+    def _look_up(self, digest: str) -> tuple[Any, ApiToken]:
+        # One query, and by the primary key: knox's own loads all tokens of the user, to delete old ones.
+        token = ApiToken.objects.select_related("user__limits").filter(digest=digest).first()
+        if token is None:
+            raise AuthenticationFailed("There is no such token. It may have been revoked.")
+        if token.is_expired:
+            raise AuthenticationFailed("This token has expired. Make another on your account page.")
+        pair: tuple[Any, ApiToken] = self.validate_user(token)
+        return pair
+
 
 def note_use(token: ApiToken) -> None:
-    stale = Q(last_used_at=None) | Q(last_used_at__lt=Now() - LAST_USED_PRECISION)
+    if token.last_used_at and timezone.now() - token.last_used_at < LAST_USED_PRECISION:
+        return
     try:
-        ApiToken.objects.filter(stale, pk=token.pk).update(last_used_at=Now())
+        ApiToken.objects.filter(pk=token.pk).update(last_used_at=Now())
     except DatabaseError as exc:
         # Amid a failover jobs can still be read.
         if not is_read_only(exc):

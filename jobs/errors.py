@@ -1,6 +1,6 @@
 """What goes wrong in the API, in one body everywhere: {"error": {"code", "message", "details"}}.
 
-The codes that clients can rely on are the status table below and those of BadPhoto, QueueFull and the
+The codes that clients can rely on are the status table below and those of BadPhoto, NoRoom and the
 ApiError subclasses.
 """
 
@@ -16,11 +16,11 @@ from django.db import Error as DatabaseError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.decorators.csrf import csrf_exempt
-from rest_framework.exceptions import APIException, NotAuthenticated, ValidationError
+from rest_framework.exceptions import APIException, NotAuthenticated, Throttled, ValidationError
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_exception_handler
 
-from jobs.models import KeyInFlight, KeyReused, QueueFull
+from jobs.models import KeyInFlight, KeyReused, NoRoom
 from jobs.outage import is_outage
 from jobs.photos import BadPhoto
 
@@ -35,11 +35,13 @@ CODES: Final = {
     413: "request_too_large",
     415: "unsupported_media_type",
     422: "invalid_request",
+    429: "rate_limited",
 }
 # Instead of words that the framework chose.
 SENTENCES: Final[Mapping[type[Exception], str]] = {
     Http404: "You have nothing of this id.",
     NotAuthenticated: "Send `Authorization: Bearer TOKEN`, or log in.",
+    Throttled: "You send requests too fast. Wait as long as Retry-After says.",
 }
 # Seconds: about what a failover or a restart takes.
 DATABASE_RETRY_AFTER: Final = 5
@@ -99,8 +101,8 @@ def _translated(exc: Exception) -> Exception:
             return invalid(exc.detail)
         case BadPhoto():
             return ApiError(exc.status, exc.code, exc.message, details={"photo": [exc.message]})
-        case QueueFull():
-            return ApiError(429, exc.code, str(exc), retry_after=exc.retry_after)
+        case NoRoom():
+            return ApiError(exc.status, exc.code, str(exc), retry_after=exc.retry_after)
         case KeyReused():
             return ApiError(422, *KEY_REUSED)
         case KeyInFlight():

@@ -21,8 +21,9 @@ from django.conf import settings
 from django.core.files.base import ContentFile
 from django.core.validators import MinValueValidator
 from django.db import connection, models, transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
+from django.db.models import Case, Exists, F, OuterRef, Q, Sum, Value, When
 from django.db.models.functions import Coalesce, Least, Now
+from django.utils import timezone
 from knox.models import AbstractAuthToken
 
 from jobs.status import FINAL, HELD, UNFINISHED, JobStatus, Step, sources_of
@@ -48,13 +49,29 @@ class CancelRequested(Exception):
     """The job is ours, but its owner wants it to end; nothing was written."""
 
 
-class QueueFull(Exception):
-    """No room for another job. `code` says whose limit it was, `retry_after` is in seconds."""
+class NoRoom(Exception):
+    """What the owner asks for is more than fits: an HTTP status, a code, and a sentence that says what to do."""
+
+    status: int
+    code: str
+    retry_after: int | None = None  # seconds; None: waiting does not help
+
+
+class QueueFull(NoRoom):
+    """No room for another job. `code` says whose limit it was."""
+
+    status = 429
+    retry_after: int
 
     def __init__(self, code: str, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.code = code
         self.retry_after = retry_after
+
+
+class StorageFull(NoRoom):
+    status = 422
+    code = "storage_full"
 
 
 @dataclass(frozen=True)
@@ -866,6 +883,16 @@ class AssetQuerySet(models.QuerySet["Asset"]):
         used = Exists(users.filter(deleted_at=None))
         return self.filter(~Exists(users) | used, job__deleted_at=None)
 
+    def check_room(self, owner_id: int, limit: int) -> None:
+        """Raise StorageFull if an owner's bytes, those just stored included, are more than allowed."""
+        files = self.filter(owner_id=owner_id).order_by().values("file", "size").distinct()
+        used = files.aggregate(bytes=Sum("size", default=0))["bytes"]
+        if used > limit:
+            raise StorageFull(
+                f"Your photos and pictures may take {limit:,} bytes, and this would be {used:,}."
+                " Delete some jobs or assets first."
+            )
+
     def delete_with_files(self) -> None:
         """Delete the rows, and their bytes when that is committed."""
         files = [asset.file for asset in self]
@@ -879,7 +906,7 @@ class Asset(models.Model):
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="assets"
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="assets", db_index=False
     )
     job = models.ForeignKey(
         Job, on_delete=models.CASCADE, null=True, blank=True, related_name="outputs"
@@ -899,6 +926,10 @@ class Asset(models.Model):
 
     class Meta:
         ordering: ClassVar = ["name"]
+        indexes: ClassVar = [
+            # An owner's assets, and the sum of their files' sizes without a look at the rows.
+            models.Index(fields=["owner", "file"], include=["size"], name="asset_owner_size")
+        ]
 
     def __str__(self) -> str:
         return f"{self.content_type} {self.pk}"
@@ -1019,6 +1050,41 @@ class ApiToken(AbstractAuthToken):  # type: ignore[misc]  # knox ships no types
 
     def __str__(self) -> str:
         return f"{self.name or 'token'} of {self.user}"
+
+    @property
+    def is_expired(self) -> bool:
+        return self.expiry is not None and self.expiry <= timezone.now()
+
+
+class OwnerLimits(models.Model):
+    """What one owner may take. What is empty is as the settings say."""
+
+    owner = models.OneToOneField(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, primary_key=True, related_name="limits"
+    )
+    queued_jobs = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Jobs that may wait; empty: GENFLOW_QUEUE_LIMIT_PER_OWNER."
+    )
+    requests_per_minute = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="That change something; empty: GENFLOW_REQUESTS_PER_MINUTE.",
+    )
+    streams = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Event streams at once; empty: GENFLOW_STREAMS_PER_OWNER."
+    )
+    storage_bytes = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        help_text="Of photos and pictures; empty: GENFLOW_STORAGE_PER_OWNER_BYTES.",
+    )
+
+    class Meta:
+        verbose_name = verbose_name_plural = "limits"
+
+    def __str__(self) -> str:
+        return f"limits of {self.owner}"
 
 
 class Blob(models.Model):

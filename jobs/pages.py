@@ -17,7 +17,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from jobs.errors import ApiError
 from jobs.forms import PortraitForm
 from jobs.idempotency import fingerprint
-from jobs.models import AlreadyMade, Asset, IdempotencyKey, Job, Once, QueueFull
+from jobs.models import AlreadyMade, Asset, IdempotencyKey, Job, NoRoom, Once
 from jobs.pictures import picture_response
 from jobs.portraits import submit_portrait
 from jobs.serializers import shown
@@ -82,10 +82,11 @@ def job_new(request: UserRequest, like: UUID | None = None) -> HttpResponse:
         if not Job.objects.visible_to(request.user).filter(pk=job_id).exists():
             messages.info(request, "The portrait of that form was deleted. This is a new form.")
             return redirect("job-new")
-    except QueueFull as exc:
+    except NoRoom as exc:
         form.add_error(None, str(exc))
-        response = form_page(request, form, status=429)
-        response["Retry-After"] = str(exc.retry_after)
+        response = form_page(request, form, status=exc.status)
+        if exc.retry_after is not None:
+            response["Retry-After"] = str(exc.retry_after)
         return response
     return redirect("job-detail", job_id)
 

@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from comfy.graph import SEED, FaceRequest, portrait_graph
+from jobs.limits import limits_of
 from jobs.models import Asset, Job, Once
 from jobs.photos import Photo
 from jobs.wire import asset_reference
@@ -42,7 +43,7 @@ def submit_portrait(
     *,
     once: Once | None = None,
 ) -> Job:
-    """Queue a portrait, or raise QueueFull (or what the database raises) and store nothing.
+    """Queue a portrait, or raise NoRoom (or what the database raises) and store nothing.
 
     once: of the request, if it may come again; see `JobQuerySet.submit`.
     params: the names in PARAMS and `priority`, in their ranges (ValueError if not). What is None or not there
@@ -61,7 +62,7 @@ def submit_portrait(
 def draw_again(job: Job) -> Job:
     """Queue a job that has ended anew: the same photo, params and seed, but the settings of today.
 
-    Raises QueueFull, or Job.DoesNotExist if the job has not ended or is gone.
+    Raises NoRoom, or Job.DoesNotExist if the job has not ended or is gone.
     """
     with transaction.atomic():
         # Locked, or a purge could take the photo away before the new job is there to keep it.
@@ -94,12 +95,14 @@ def _drawing(params: Mapping[str, Any], photo: Asset) -> dict[str, Any]:
 
 
 def _submit(job: Job, inputs: Iterable[Asset], once: Once | None = None) -> Job:
+    limits = limits_of(job.owner)
+    Asset.objects.check_room(job.owner_id, limits.storage_bytes)
     job.max_attempts = settings.GENFLOW_MAX_ATTEMPTS
     return Job.objects.submit(
         job,
         inputs=inputs,
         queue_limit=settings.GENFLOW_QUEUE_LIMIT,
-        queue_limit_per_owner=settings.GENFLOW_QUEUE_LIMIT_PER_OWNER,
+        queue_limit_per_owner=limits.queued_jobs,
         retention=timedelta(days=settings.GENFLOW_JOB_RETENTION_DAYS),
         once=once,
     )

@@ -5,8 +5,18 @@ from collections.abc import Iterator
 import pytest
 
 from fake_comfy import FakeComfy
+from jobs.auth import GOOD_TOKENS, WRONG_TOKENS
 from jobs.tests.helpers import make_worker, start
+from jobs.throttling import OWNERS
 from jobs.worker import Worker
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_asked_yet() -> None:
+    """What a web process remembers of earlier requests is not to reach from one test into another."""
+    OWNERS.clear()
+    WRONG_TOKENS.clear()
+    GOOD_TOKENS.clear()
 
 
 @pytest.fixture

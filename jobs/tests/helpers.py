@@ -6,7 +6,8 @@ import io
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -33,6 +34,21 @@ def wait_until(condition: Callable[[], T], seconds: float = 50) -> T:
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.01)
     return answer
+
+
+@contextmanager
+def explained(table: str) -> Iterator[list[str]]:
+    """Yield a list that gets the plan of each SELECT on this table."""
+    plans: list[str] = []
+
+    def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("SELECT") and f'"{table}"' in sql:
+            with connection.connection.cursor() as cursor:
+                plans.append("\n".join(row[0] for row in cursor.execute(f"EXPLAIN {sql}", params)))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(explain):
+        yield plans
 
 
 def start(target: Callable[[], object]) -> threading.Thread:

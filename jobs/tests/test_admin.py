@@ -16,6 +16,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from jobs.admin import first_id_after
+from jobs.limits import limits_of
 from jobs.models import ApiToken, Asset, Backend, Failure, Job, new_id
 from jobs.status import JobStatus
 from jobs.tests.helpers import claim, diary, fresh, let_lease_expire, make_backend, make_user
@@ -605,3 +606,44 @@ def test_each_action_is_in_the_log_and_needs_the_permission(
 
     entry = LogEntry.objects.get()
     assert (entry.user.username, entry.object_id) == ("olga", str(job.pk))
+
+
+def revoke(client: Client, token: ApiToken) -> HttpResponse:
+    chosen = {"action": "delete_selected", "_selected_action": [token.pk], "post": "yes"}
+    return client.post("/admin/jobs/apitoken/", chosen)  # type: ignore[return-value]
+
+
+def test_a_token_is_revoked_by_who_may_and_the_history_tells_who_did(ann: User) -> None:
+    token = ApiToken.objects.create(user=ann, name="laptop")[0]
+    olga = make_staff("olga", "view_apitoken", "delete_apitoken")
+
+    page = logged_in(olga).get("/admin/jobs/apitoken/").content.decode()
+    revoke(logged_in(make_staff("otto", "view_apitoken")), token)
+    assert ApiToken.objects.exists()
+    revoke(logged_in(olga), token)
+
+    assert "Revoke" in page
+    assert not ApiToken.objects.exists()
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_repr, entry.is_deletion()) == (olga, "laptop of ann", True)
+
+
+def test_an_owners_limits_are_set_on_the_users_page(ann: User) -> None:
+    page = f"/admin/auth/user/{ann.pk}/change/"
+    boss = logged_in(User.objects.create_superuser("boss"))
+    form = boss.get(page).context["adminform"].form.initial
+    values = {name: form[name] for name in ("username", "is_active")} | {
+        "date_joined_0": "2026-01-01",
+        "date_joined_1": "00:00:00",
+        "limits-TOTAL_FORMS": 1,
+        "limits-INITIAL_FORMS": 0,
+        "limits-0-owner": ann.pk,
+        "limits-0-queued_jobs": 7,
+    }
+
+    answer = boss.post(page, values)
+
+    assert answer.status_code == 302
+    assert limits_of(User.objects.get(pk=ann.pk)).queued_jobs == 7
+    assert "limits" in boss.get(page).content.decode()
+    assert boss.get("/admin/auth/user/add/").status_code == 200

@@ -304,7 +304,7 @@ def test_a_list_takes_the_same_few_queries_however_long(
     for _ in range(3):
         queue_job()
 
-    with django_assert_num_queries(5):  # three for the token, the jobs, their outputs
+    with django_assert_num_queries(4):  # two for the token, the jobs, their outputs
         list_jobs(client=client)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -15,6 +14,7 @@ from jobs.tests.helpers import (
     claim,
     claim_new_job,
     diary,
+    explained,
     fresh,
     let_lease_expire,
     make_backend,
@@ -263,15 +263,8 @@ def fill_table(owner_id: int, rows: int) -> None:
 def test_a_claim_among_a_hundred_thousand_rows_goes_by_index() -> None:
     make_backend()
     fill_table(make_user().pk, 100_000)
-    plans: list[str] = []
 
-    def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if sql.startswith("SELECT") and '"jobs_job"' in sql:
-            with connection.connection.cursor() as cursor:
-                plans.append("\n".join(row[0] for row in cursor.execute(f"EXPLAIN {sql}", params)))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(explain):
+    with explained("jobs_job") as plans:
         held = claim()
 
     assert held is not None
