@@ -3,11 +3,13 @@ from __future__ import annotations
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 
-from jobs import pages
+from jobs import account, pages
 
 urlpatterns = [
     path("login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    path("account/", account.account, name="account"),
+    path("account/revoke/", account.revoke_token, name="revoke-token"),
     path("", pages.job_list, name="job-list"),
     path("older/<uuid:before>/", pages.job_list, name="job-list"),
     path("new/", pages.job_new, name="job-new"),

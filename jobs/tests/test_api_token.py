@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
@@ -55,15 +56,25 @@ def test_a_token_is_not_stored_as_it_is() -> None:
     assert token not in str(stored)
 
 
+def test_a_token_may_have_an_end() -> None:
+    api_token("zoe", "--create-user", "--days", "2")
+
+    token = ApiToken.objects.get()
+    assert token.expiry is not None
+    assert timedelta(days=1) < token.expiry - token.created <= timedelta(days=2)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["zoe", "--create-user", "--days", "0"],
+        ["zoe", "--create-user", "--days", "99999999999"],
         ["", "--create-user"],
         ["z" * 151, "--create-user"],
         ["zoe", "--create-user", "--name", "n" * 101],
     ],
 )
-def test_a_name_that_cannot_be_one_is_refused_in_a_sentence(arguments: list[str]) -> None:
+def test_what_makes_no_sense_is_refused_in_a_sentence(arguments: list[str]) -> None:
     with pytest.raises(CommandError):
         api_token(*arguments)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from datetime import timedelta
 from typing import Any, Final
 
 from django.contrib.auth.models import User
@@ -10,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from jobs.models import ApiToken
 
 NAME_LENGTH: Final = 100  # of ApiToken.name
+MAX_DAYS: Final = 36_500
 
 
 class Command(BaseCommand):
@@ -23,8 +25,21 @@ class Command(BaseCommand):
             help="make the user, without a password, if there is none of this name",
         )
         parser.add_argument("--name", default="", help="what the token is for")
+        parser.add_argument(
+            "--days", type=int, help="how long it is good for; if not given: for ever"
+        )
 
-    def handle(self, *, username: str, create_user: bool, name: str, **options: Any) -> None:
+    def handle(
+        self,
+        *,
+        username: str,
+        create_user: bool,
+        name: str,
+        days: int | None = None,
+        **options: Any,
+    ) -> None:
+        if days is not None and not 1 <= days <= MAX_DAYS:
+            raise CommandError(f"--days may be 1 to {MAX_DAYS}")
         if len(name) > NAME_LENGTH:
             raise CommandError(f"--name may have {NAME_LENGTH} characters at most")
         user = User.objects.filter(username=username).first()
@@ -32,7 +47,8 @@ class Command(BaseCommand):
             if not create_user:
                 raise CommandError(f"There is no user {username}; --create-user makes one.")
             user = new_user(username)
-        _, token = ApiToken.objects.create(user=user, name=name)
+        expiry = None if days is None else timedelta(days=days)
+        _, token = ApiToken.objects.create(user=user, name=name, expiry=expiry)
         self.stdout.write(token)
 
 
