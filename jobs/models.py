@@ -326,23 +326,25 @@ class JobQuerySet(models.QuerySet["Job"]):
         return max(1, min(300, round(window.total_seconds() / done))) if done else 30
 
     def _next_turn(self, job: Job) -> int:
-        """Return the job's turn: after the owner's last, and not before the turn now being served.
+        """Return the job's turn: after those of its owner that wait, and not before the turn being served.
 
-        So owners take turns in the queue's order (priority, turn, id) with no counting in the claim.
+        So owners take turns in the queue's order (priority, turn, id) with no counting in the claim. What has
+        been drawn or canceled counts for nothing: who comes back is as good as who comes for the first time.
         """
-        last = (
-            self.filter(owner_id=job.owner_id)
-            .order_by("-pk")
-            .values_list("turn", flat=True)
-            .first()
+        queued = self.filter(status=JobStatus.QUEUED, priority=job.priority)
+        last = _first_turn(queued.filter(owner_id=job.owner_id).order_by("-turn"))
+        return max(0 if last is None else last + 1, self._turn_served(queued, job.priority))
+
+    def _turn_served(self, queued: Self, priority: int) -> int:
+        """Return the turn that a newcomer of this priority shares."""
+        # Not the first of the queue: what comes back to it keeps its old turn, and may wait there for an hour.
+        looks = (
+            queued.filter(started_at=None).order_by("turn"),
+            self.filter(status__in=HELD, priority=priority).order_by("-turn"),
+            queued.order_by("turn"),
         )
-        served = (
-            self.filter(status=JobStatus.QUEUED, priority=job.priority)
-            .order_by("-priority", "turn", "pk")
-            .values_list("turn", flat=True)
-            .first()
-        )
-        return max(0 if last is None else last + 1, served or 0)
+        turns = (_first_turn(jobs) for jobs in looks)
+        return next((turn for turn in turns if turn is not None), 0)
 
     # --- claiming: the only door into RUNNING ---
 
@@ -708,6 +710,10 @@ class JobQuerySet(models.QuerySet["Job"]):
         return len(jobs)
 
 
+def _first_turn(jobs: JobQuerySet) -> int | None:
+    return jobs.values_list("turn", flat=True).first()
+
+
 class Job(models.Model):
     """One request for pictures."""
 
@@ -807,6 +813,11 @@ class Job(models.Model):
                 condition=Q(status__in=UNFINISHED, backend__isnull=False),
             ),
             models.Index("owner", F("id").desc(), name="job_owner_newest"),  # an owner's list
+            models.Index(  # an owner's jobs in the queue: their count, and the last one's turn
+                fields=["owner", "priority", "turn"],
+                name="job_owner_queue",
+                condition=Q(status=JobStatus.QUEUED),
+            ),
             models.Index(  # the measured rate, and how jobs ended lately, without a look at the rows
                 fields=["completed_at"],
                 include=["status", "started_at"],
