@@ -5,7 +5,7 @@ from django.db.models import Q
 
 
 class Migration(migrations.Migration):
-    dependencies = [("jobs", "0010_owner_limits")]
+    dependencies = [("jobs", "0008_owner_limits")]
     operations = [
         migrations.AddIndex(
             "job",

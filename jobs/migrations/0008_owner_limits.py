@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
     dependencies = [
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
-        ("jobs", "0009_idempotency_key"),
+        ("jobs", "0007_idempotency_key"),
     ]
     operations = [
         migrations.CreateModel(
