@@ -83,7 +83,31 @@ CSRF_TRUSTED_ORIGINS: list[str] = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 BEHIND_TLS_PROXY: bool = env.bool("BEHIND_TLS_PROXY", default=False)
 if BEHIND_TLS_PROXY:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-    SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
+# Whether browsers keep the login to https. Over plain http they then send it to this machine alone.
+SECURE_COOKIES: bool = env.bool("SECURE_COOKIES", default=BEHIND_TLS_PROXY or not DEBUG)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_COOKIES
+CSRF_COOKIE_HTTPONLY = True  # our scripts take it from the form
+SECURE_HSTS_SECONDS = 0 if DEBUG else 365 * 24 * 60 * 60
+SILENCED_SYSTEM_CHECKS = [
+    "security.W005",  # other hosts of the domain are not ours to decide about
+    "security.W008",  # the proxy redirects to https: health checks and workers may stay on http
+    "security.W021",  # see W005
+]
+
+# Where a page may load from, run scripts from and send to: from and to us, and nothing that is written into
+# the page itself. `blob:` and `data:` are the preview of a chosen photo and of one being drawn.
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'"],
+        "img-src": ["'self'", "blob:", "data:"],
+        "connect-src": ["'self'"],
+        "form-action": ["'self'"],
+        "base-uri": ["'none'"],
+        "frame-ancestors": ["'none'"],
+    }
+}
 
 
 def database() -> dict[str, Any]:
@@ -142,16 +166,20 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "knox",
     "genflow_client",
+    "axes",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "genflow_project.guards.PrivateByDefault",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "axes.middleware.AxesMiddleware",
 ]
 ROOT_URLCONF = "genflow_project.urls"
 ASGI_APPLICATION = "genflow_project.asgi.application"
@@ -179,7 +207,37 @@ LOGIN_REDIRECT_URL = "job-list"
 LOGOUT_REDIRECT_URL = "login"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
-    for name in ("MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")
+    for name in (
+        "UserAttributeSimilarityValidator",
+        "MinimumLengthValidator",
+        "CommonPasswordValidator",
+        "NumericPasswordValidator",
+    )
+]
+
+# After so many wrong passwords for one name from one address, that address waits; its owner, elsewhere, does not.
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = timedelta(minutes=15)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_RESET_ON_SUCCESS = True
+AXES_CLIENT_IP_CALLABLE = "genflow_project.guards.client_address"
+AXES_USERNAME_CALLABLE = "genflow_project.guards.login_name"
+AXES_LOCKOUT_TEMPLATE = "registration/locked_out.html"
+AXES_DISABLE_ACCESS_LOG = True
+AXES_VERBOSE = False
+# What it writes of a form into its table is without these.
+AXES_SENSITIVE_PARAMETERS = [
+    "username",
+    "ip_address",
+    "csrfmiddlewaretoken",
+    "old_password",
+    "new_password1",
+    "new_password2",
 ]
 
 STATIC_URL = "static/"
@@ -319,6 +377,7 @@ LOGGING = {
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
         "django": {"handlers": []},  # in DEBUG it has one of its own: each line came twice
+        "axes": {"level": "WARNING"},
         # In DEBUG it tells what a photo's EXIF says: where it was taken.
         "PIL": {"level": "INFO"},
     },
