@@ -39,6 +39,7 @@ from jobs.models import (
     Job,
     NoRoom,
     OwnerLimits,
+    first_id_of,
 )
 from jobs.pages import asset_response
 from jobs.portraits import draw_again
@@ -172,8 +173,7 @@ class CreatedFilter(admin.SimpleListFilter):
 
 def first_id_after(age: timedelta) -> UUID:
     """Return the least UUIDv7 that is no older than this."""
-    since = timezone.now() - age
-    return UUID(int=(int(since.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
+    return first_id_of(timezone.now() - age)
 
 
 @admin.register(Job)

@@ -11,8 +11,8 @@ from typing import Final
 
 from django.db import Error as DatabaseError
 from django.db import connection, transaction
-from django.db.models import Exists, OuterRef
-from django.db.models.functions import Now
+from django.db.models import Exists, OuterRef, Value
+from django.db.models.functions import Now, Replace
 
 from comfy.client import ComfyClient
 from comfy.errors import ComfyError, ErrorKind
@@ -110,8 +110,11 @@ def take_sweep_lock() -> bool:
 
 
 def sweep_orphans() -> int:
-    named = Asset.objects.filter(file=OuterRef("name"))
-    orphans = Blob.objects.filter(~Exists(named), created_at__lt=Now() - ORPHAN_AGE)
+    # A thumbnail is named after its picture.
+    file = Replace("name", Value("thumbnails/"), Value("assets/"))
+    named = Asset.objects.filter(file=OuterRef("asset_file"))
+    old = Blob.objects.filter(created_at__lt=Now() - ORPHAN_AGE).annotate(asset_file=file)
+    orphans = old.filter(~Exists(named))
     blobs = list(orphans.values_list("pk", flat=True)[:SWEEP_BATCH])
     Blob.objects.filter(pk__in=blobs).delete()
     return len(blobs)

@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -36,6 +36,7 @@ SUBMISSION_LOCK = 0x67656E66
 PRIORITY_MAX = 100
 PRIORITY_STEP = 10  # what an operator raises it by at a time
 KEY_LIFETIME = timedelta(hours=24)
+PURGE_BATCH = 100  # jobs
 
 
 class LeaseLost(Exception):
@@ -129,6 +130,11 @@ WORKER_LOST = Failure(
 def new_id() -> uuid.UUID:
     """Return a UUIDv7: in the order of creation, and a prompt id that ComfyUI takes."""
     return uuid_utils.compat.uuid7()
+
+
+def first_id_of(time: datetime) -> uuid.UUID:
+    """Return the least id that a row made at this time or later can have."""
+    return uuid.UUID(int=(int(time.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
 
 
 def notify(message: str) -> None:
@@ -320,10 +326,14 @@ class JobQuerySet(models.QuerySet["Job"]):
         return waited.total_seconds() if waited is not None else 0.0
 
     def seconds_per_job(self) -> int:
-        """Return how long one place in the queue takes to get free, from the last five minutes: 1 to 300."""
+        """Return how long one place in the queue takes to get free: 1 to 300, or 30 if nothing tells."""
+        return max(1, min(300, round(self.measured_seconds_per_job() or 30)))
+
+    def measured_seconds_per_job(self) -> float | None:
+        """Return how long a job took, one with another, in the last five minutes; None if none ended."""
         window = timedelta(minutes=5)
         done = self.filter(completed_at__gt=Now() - window).count()
-        return max(1, min(300, round(window.total_seconds() / done))) if done else 30
+        return window.total_seconds() / done if done else None
 
     def _next_turn(self, job: Job) -> int:
         """Return the job's turn: after those of its owner that wait, and not before the turn being served.
@@ -648,6 +658,17 @@ class JobQuerySet(models.QuerySet["Job"]):
             self.cancel(job_id, by="owner")
         self.filter(pk=job_id).purge_deleted()
 
+    def delete_all_for_owner(self, owner: Any) -> None:
+        """Remove all jobs, photos and pictures of an owner. They are hidden at once; the sweep ends what takes longer."""
+        with transaction.atomic():
+            jobs = self.filter(owner=owner, deleted_at=None)
+            under_way = list(jobs.unfinished().values_list("pk", flat=True))
+            jobs.update(deleted_at=Now())
+            for job_id in under_way:
+                self.cancel(job_id, by="owner")
+        self.filter(owner=owner).purge_deleted()
+        Asset.objects.filter(owner=owner, job=None, used_by=None).delete_with_files()
+
     def run_now(self) -> int:
         """Let jobs that wait for their next attempt run at once. Return how many."""
         with transaction.atomic():
@@ -696,7 +717,8 @@ class JobQuerySet(models.QuerySet["Job"]):
     # --- the end of a row ---
 
     def purge_deleted(self) -> int:
-        return self.filter(status__in=FINAL).exclude(deleted_at=None).purge()
+        """Purge what its owners deleted, so many at once. Return how many."""
+        return self.filter(status__in=FINAL).exclude(deleted_at=None)[:PURGE_BATCH].purge()
 
     def purge(self) -> int:
         """Delete these jobs with their pictures, and photos that no other job uses. Return how many."""
@@ -906,10 +928,10 @@ class AssetQuerySet(models.QuerySet["Asset"]):
 
     def delete_with_files(self) -> None:
         """Delete the rows, and their bytes when that is committed."""
-        files = [asset.file for asset in self]
+        files = [(asset.file.storage, name) for asset in self for name in asset.file_names]
         self.delete()
-        for file in files:
-            transaction.on_commit(partial(file.delete, save=False))
+        for storage, name in files:
+            transaction.on_commit(partial(storage.delete, name))
 
 
 class Asset(models.Model):
@@ -944,6 +966,15 @@ class Asset(models.Model):
 
     def __str__(self) -> str:
         return f"{self.content_type} {self.pk}"
+
+    @property
+    def thumbnail_name(self) -> str:
+        """The name, in the storage, of the small picture of this one, if it was made."""
+        return f"thumbnails/{(self.file.name or '').removeprefix('assets/')}"
+
+    @property
+    def file_names(self) -> list[str]:
+        return [self.file.name, self.thumbnail_name] if self.file.name else []
 
     @classmethod
     def store(cls, content: bytes, **values: Any) -> Self:

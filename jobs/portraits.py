@@ -11,6 +11,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import QuerySet
 
 from comfy.graph import SEED, FaceRequest, portrait_graph
 from jobs.limits import limits_of
@@ -65,14 +66,28 @@ def draw_again(job: Job) -> Job:
     Raises NoRoom, or Job.DoesNotExist if the job has not ended or is gone.
     """
     with transaction.atomic():
-        # Locked, or a purge could take the photo away before the new job is there to keep it.
-        old = Job.objects.finished().select_for_update(no_key=True).get(pk=job.pk)
-        inputs = list(old.inputs.all())
+        old, inputs = _locked(Job.objects.finished(), job)
         drawing = {"kind": old.kind, "params": old.params, "graph": old.graph}
         if old.kind == Job.Kind.PORTRAIT:
             drawing = _drawing(old.params, *inputs)
         again = Job(owner=old.owner, priority=old.priority, metadata=old.metadata, **drawing)
         return _submit(again, inputs)
+
+
+def draw_like(job: Job, params: Mapping[str, Any]) -> Job:
+    """Queue a portrait from the photo of an earlier one, as `submit_portrait` does from a new photo.
+
+    Raises QueueFull, or Job.DoesNotExist if the earlier portrait was deleted meanwhile.
+    """
+    with transaction.atomic():
+        old, inputs = _locked(Job.objects.filter(deleted_at=None), job)
+        return _submit(Job(owner=old.owner, **_drawing(params, *inputs)), inputs)
+
+
+def _locked(jobs: QuerySet[Job], job: Job) -> tuple[Job, list[Asset]]:
+    # Locked, or a purge could take the photo away before the new job is there to keep it.
+    old = jobs.select_for_update(no_key=True).get(pk=job.pk)
+    return old, list(old.inputs.all())
 
 
 def _drawing(params: Mapping[str, Any], photo: Asset) -> dict[str, Any]:

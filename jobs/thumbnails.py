@@ -1,10 +1,13 @@
-"""Small pictures for lists."""
+"""Small pictures for lists: each is made when it is first asked for, and kept beside the large one."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from io import BytesIO
 from typing import Final
 
+from django.core.files.base import ContentFile
+from django.db import Error as DatabaseError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
 from django.utils.http import quote_etag
@@ -29,11 +32,25 @@ def thumbnail_response(request: HttpRequest, asset: Asset) -> HttpResponse:
     etag = quote_etag(f"{asset.hash}:{LONGEST_SIDE}")
     response = get_conditional_response(request, etag=etag)
     if response is None:
-        response = HttpResponse(_small(asset), content_type="image/jpeg")
+        response = HttpResponse(_thumbnail(asset), content_type="image/jpeg")
     response["ETag"] = etag
     # Kept, but asked for again each time: whoever logs out sees no more of it.
     response["Cache-Control"] = "private, no-cache"
     return response
+
+
+def _thumbnail(asset: Asset) -> bytes:
+    storage, name = asset.file.storage, asset.thumbnail_name
+    try:
+        with storage.open(name) as file:
+            kept: bytes = file.read()
+            return kept
+    except FileNotFoundError:
+        content = _small(asset)
+    # Another request may have made it at the same moment, and a standby takes no writes: all can see it still.
+    with suppress(DatabaseError):
+        storage.save(name, ContentFile(content))
+    return content
 
 
 def _small(asset: Asset) -> bytes:
