@@ -1,4 +1,4 @@
-"""One's own API tokens: made, seen once, and revoked."""
+"""The account's page: usage, API tokens (made, seen once, and revoked), the password, and the end of all one's data."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
+from django.contrib.auth import update_session_auth_hash
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.cache import never_cache
+from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
-from jobs.models import ApiToken
+from jobs.forms import NewPassword, PasswordAgain
+from jobs.limits import limits_of
+from jobs.models import ApiToken, Asset, Job, first_id_of
 from jobs.pages import UserRequest
 
 LIFETIMES: Final = [("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "for ever")]
@@ -60,16 +63,27 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@never_cache
 @login_required
 def account(request: UserRequest) -> HttpResponse:
     context: dict[str, Any] = {"form": TokenForm(request.user, request.POST or None)}
     if context["form"].is_valid():
         context = {"new_token": context["form"].make_token(), "form": TokenForm(request.user)}
-    context["tokens"] = ApiToken.objects.filter(user=request.user).order_by("-created")
-    return render(
-        request, "jobs/account.html", context, status=422 if context["form"].errors else 200
-    )
+    status = 422 if context["form"].errors else 200
+    tokens = ApiToken.objects.filter(user=request.user).order_by("-created")
+    context |= {"tokens": tokens, **usage_of(request.user)}
+    return render(request, "account/account.html", context, status=status)
+
+
+def usage_of(user: User) -> dict[str, Any]:
+    month = timezone.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    jobs = Job.objects.visible_to(user)
+    return {
+        "month": month,
+        "jobs_this_month": jobs.filter(pk__gte=first_id_of(month)).count(),
+        "jobs_under_way": jobs.unfinished().count(),
+        "bytes": Asset.objects.bytes_of(user.pk),
+        "limits": limits_of(user),
+    }
 
 
 @require_POST
@@ -79,4 +93,26 @@ def revoke_token(request: UserRequest) -> HttpResponse:
         if token.pk == request.POST.get("token"):
             token.delete()
             messages.success(request, f"The token {token.name} was revoked.")
+    return redirect("account")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@login_required
+def change_password(request: UserRequest) -> HttpResponse:
+    form = NewPassword(request.user, request.POST or None, request=request)
+    if not form.is_valid():
+        return render(request, "account/password.html", {"form": form})
+    update_session_auth_hash(request, form.save())
+    messages.success(request, "Your password was changed. Other browsers were logged out.")
+    return redirect("account")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@login_required
+def delete_all(request: UserRequest) -> HttpResponse:
+    form = PasswordAgain(request.POST or None, request=request)
+    if not form.is_valid():
+        return render(request, "account/delete.html", {"form": form})
+    Job.objects.delete_all_for_owner(request.user)
+    messages.success(request, "All your portraits, pictures and photos were deleted.")
     return redirect("account")

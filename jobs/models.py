@@ -916,10 +916,15 @@ class AssetQuerySet(models.QuerySet["Asset"]):
         used = Exists(users.filter(deleted_at=None))
         return self.filter(~Exists(users) | used, job__deleted_at=None)
 
+    def bytes_of(self, owner_id: int) -> int:
+        """Return how many bytes an owner's photos and pictures take."""
+        files = self.filter(owner_id=owner_id).order_by().values("file", "size").distinct()
+        total: int = files.aggregate(bytes=Sum("size", default=0))["bytes"]
+        return total
+
     def check_room(self, owner_id: int, limit: int) -> None:
         """Raise StorageFull if an owner's bytes, those just stored included, are more than allowed."""
-        files = self.filter(owner_id=owner_id).order_by().values("file", "size").distinct()
-        used = files.aggregate(bytes=Sum("size", default=0))["bytes"]
+        used = self.bytes_of(owner_id)
         if used > limit:
             raise StorageFull(
                 f"Your photos and pictures may take {limit:,} bytes, and this would be {used:,}."

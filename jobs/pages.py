@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterable
 from typing import Any, Final
 from uuid import UUID
 
@@ -11,20 +13,28 @@ from django.contrib.auth.models import User
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 
 from jobs.errors import ApiError
-from jobs.forms import PortraitForm
+from jobs.forms import EXAMPLES, PortraitForm, form_of
 from jobs.idempotency import fingerprint
 from jobs.models import AlreadyMade, Asset, IdempotencyKey, Job, NoRoom, Once
 from jobs.pictures import picture_response
-from jobs.portraits import submit_portrait
+from jobs.portraits import PARAMS, draw_like, submit_portrait
 from jobs.serializers import shown
+from jobs.status import UNFINISHED, JobStatus
 from jobs.thumbnails import is_picture, thumbnail_response
 from jobs.wording import tell, word_of
 
 PAGE_SIZE: Final = 24
+# The list's filters: what stands in the address, its name, and the statuses it shows.
+FILTERS: Final = {
+    "": ("All", tuple(JobStatus)),
+    "ready": ("Ready", (JobStatus.SUCCEEDED,)),
+    "under-way": ("Under way", UNFINISHED),
+    "failed": ("Failed", (JobStatus.FAILED,)),
+    "canceled": ("Canceled", (JobStatus.CANCELED,)),
+}
 
 
 class UserRequest(HttpRequest):
@@ -37,51 +47,92 @@ def own_job(request: UserRequest, pk: UUID) -> Job:
     return get_object_or_404(shown(Job.objects.visible_to(request.user)), pk=pk)
 
 
+# --- the list ---
+
+
 @require_safe
-@never_cache
 @login_required
-def job_list(request: UserRequest, before: UUID | None = None) -> HttpResponse:
-    jobs = Job.objects.visible_to(request.user).order_by("-pk")
-    if before is not None:
+def job_list(request: UserRequest) -> HttpResponse:
+    chosen = request.GET.get("show", "")
+    _name, statuses = FILTERS.get(chosen, FILTERS[""])
+    jobs = Job.objects.visible_to(request.user).filter(status__in=statuses)
+    if before := read_id(request.GET.get("before", "")):
         jobs = jobs.filter(pk__lt=before)
     # One more than shown: whether there are older ones, without counting them.
-    page = list(
-        jobs.defer("graph", "error_detail").prefetch_related("outputs", "inputs")[: PAGE_SIZE + 1]
-    )
+    page = with_covers(jobs.order_by("-pk")[: PAGE_SIZE + 1])
     context = {
-        "cards": [(job, word_of(job), cover_of(job)) for job in page[:PAGE_SIZE]],
-        "older_than": page[PAGE_SIZE - 1].pk if len(page) > PAGE_SIZE else None,
+        "cards": page[:PAGE_SIZE],
+        "older_than": page[PAGE_SIZE - 1][0].pk if len(page) > PAGE_SIZE else None,
         "is_first_page": before is None,
+        "filters": [(key, name) for key, (name, _statuses) in FILTERS.items()],
+        "chosen": chosen,
     }
     return render(request, "jobs/list.html", context)
 
 
+def read_id(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def with_covers(jobs: Any) -> list[tuple[Job, str, Asset | None]]:
+    """Return each job with its status in a word and the picture that stands for it."""
+    jobs = jobs.defer("graph", "error_detail").prefetch_related("outputs", "inputs")
+    return [(job, word_of(job), cover_of(job)) for job in jobs]
+
+
 def cover_of(job: Job) -> Asset | None:
-    """Return the picture that stands for a job: its first one, or the photo it starts from."""
+    """Return the first picture of a job, or the photo it starts from."""
     pictures = [*job.outputs.all(), *job.inputs.all()]
     return next(filter(is_picture, pictures), None)
+
+
+@login_required
+def delete_jobs(request: UserRequest) -> HttpResponse:
+    """Ask about the chosen jobs and, when that is answered, delete them."""
+    chosen = [pk for pk in map(read_id, request.POST.getlist("job")[:PAGE_SIZE]) if pk]
+    jobs = Job.objects.visible_to(request.user).filter(pk__in=chosen).order_by("-pk")
+    if not jobs:
+        return redirect("job-list")
+    if "sure" not in request.POST:
+        return render(request, "jobs/delete.html", {"cards": with_covers(jobs)})
+    return delete_and_tell(request, jobs)
+
+
+def delete_and_tell(request: UserRequest, jobs: Iterable[Job]) -> HttpResponse:
+    count = sum(1 for job in jobs if Job.objects.delete_for_owner(job.pk) is None)
+    what = "The portrait and its photo were" if count == 1 else f"{count} portraits were"
+    messages.success(request, f"{what} deleted.")
+    return redirect("job-list")
+
+
+# --- the form ---
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @login_required
 def job_new(request: UserRequest, like: UUID | None = None) -> HttpResponse:
-    # Not `never_cache`: the browser's back button is to bring the same form, with the same key.
+    own = Job.objects.visible_to(request.user)
     if request.method != "POST":
-        return form_page(request, PortraitForm(initial=params_of(request, like)))
-    form = PortraitForm(request.POST, request.FILES)
+        return form_page(request, PortraitForm(initial=initial_of(request, like), own=own))
+    form = PortraitForm(request.POST, request.FILES, own=own)
     once = once_of(request)
     try:
         if once is not None:
             IdempotencyKey.objects.expect_new(once)
         if not form.is_valid():
             return form_page(request, form, status=422)
-        photo = form.cleaned_data["photo"]
-        job_id = submit_portrait(request.user, photo, form.params(), once=once).pk
+        job_id = submit(request, form, once).pk
     except AlreadyMade as exc:
         job_id = exc.pk
-        if not Job.objects.visible_to(request.user).filter(pk=job_id).exists():
+        if not own.filter(pk=job_id).exists():
             messages.info(request, "The portrait of that form was deleted. This is a new form.")
             return redirect("job-new")
+    except Job.DoesNotExist:
+        form.add_error("like", form.fields["like"].error_messages["invalid_choice"])
+        return form_page(request, form, status=422)
     except NoRoom as exc:
         form.add_error(None, str(exc))
         response = form_page(request, form, status=exc.status)
@@ -91,15 +142,11 @@ def job_new(request: UserRequest, like: UUID | None = None) -> HttpResponse:
     return redirect("job-detail", job_id)
 
 
-def params_of(request: UserRequest, pk: UUID | None) -> dict[str, Any]:
-    """Return what an earlier job was asked for, but for the seed: a new portrait is to differ."""
-    if pk is None:
-        return {}
-    return {name: value for name, value in own_job(request, pk).params.items() if name != "seed"}
-
-
-def form_page(request: UserRequest, form: PortraitForm, status: int = 200) -> HttpResponse:
-    return render(request, "jobs/new.html", {"form": form}, status=status)
+def submit(request: UserRequest, form: PortraitForm, once: Once | None) -> Job:
+    photo, like = form.cleaned_data["photo"], form.cleaned_data["like"]
+    if photo is None:
+        return draw_like(like, form.params(), once=once)
+    return submit_portrait(request.user, photo, form.params(), once=once)
 
 
 def once_of(request: UserRequest) -> Once | None:
@@ -114,17 +161,30 @@ def once_of(request: UserRequest) -> Once | None:
     return Once(request.user.pk, f"form {body_hash}", body_hash, patient=True)
 
 
+def initial_of(request: UserRequest, like: UUID | None) -> dict[str, Any]:
+    """Return the form's values for a portrait like an earlier one, from the same photo."""
+    if like is None:
+        return {}
+    job = own_job(request, like)
+    return form_of(job.params) | {"like": job}
+
+
+def form_page(request: UserRequest, form: PortraitForm, status: int = 200) -> HttpResponse:
+    return render(request, "jobs/new.html", {"form": form, "examples": EXAMPLES}, status=status)
+
+
+# --- one job ---
+
+
 @require_safe
-@never_cache
 @login_required
 def job_detail(request: UserRequest, pk: UUID) -> HttpResponse:
     job = own_job(request, pk)
-    context = {**what_changes(job), "photo": job.inputs.first(), "params": params_in_words(job)}
+    context = {**what_changes(job), "params": params_in_words(job), "key": uuid.uuid4()}
     return render(request, "jobs/detail.html", context)
 
 
 @require_safe
-@never_cache
 @login_required
 def job_fragment(request: UserRequest, pk: UUID) -> HttpResponse:
     """The part of the job's page that changes while it is under way."""
@@ -136,6 +196,7 @@ def what_changes(job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "story": tell(job),
+        "photo": job.inputs.first(),
         "pictures": [asset for asset in outputs if is_picture(asset)],
         "files": [asset for asset in outputs if not is_picture(asset)],
     }
@@ -145,8 +206,8 @@ def params_in_words(job: Job) -> list[tuple[Any, Any]]:
     """Return what was asked for, but the prompt, under the form's labels."""
     left_out = {"prompt"} if job.params.get("lora") else {"prompt", "lora_strength"}
     return [
-        (field.label, job.params[name])
-        for name, field in PortraitForm.base_fields.items()
+        (PortraitForm.base_fields[name].label, job.params[name])
+        for name in PARAMS
         if name not in left_out and job.params.get(name) not in (None, "")
     ]
 
@@ -172,20 +233,37 @@ def asset_response(request: HttpRequest, asset: Asset) -> HttpResponse:
         raise Http404 from exc
 
 
-@require_POST
+@login_required
+def draw_again(request: UserRequest, pk: UUID) -> HttpResponse:
+    """Draw the same with another seed."""
+    job = own_job(request, pk)
+    if request.method != "POST" or job.kind != Job.Kind.PORTRAIT:
+        return redirect("job-detail", pk)
+    params = job.params | {"seed": None}
+    try:
+        pk = draw_like(job, params, once=once_of(request)).pk
+    except AlreadyMade as exc:
+        pk = exc.pk
+    except Job.DoesNotExist as exc:  # deleted meanwhile
+        raise Http404 from exc
+    except NoRoom as exc:
+        messages.error(request, str(exc))
+    return redirect("job-detail", pk)
+
+
 @login_required
 def cancel_job(request: UserRequest, pk: UUID) -> HttpResponse:
-    Job.objects.cancel(own_job(request, pk).pk, by="owner")  # an ended job stays as it is
+    job = own_job(request, pk)
+    if request.method == "POST":  # and not a link, or the way back from the login
+        Job.objects.cancel(job.pk, by="owner")  # an ended job stays as it is
     return redirect("job-detail", pk)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@never_cache
 @login_required
 def delete_job(request: UserRequest, pk: UUID) -> HttpResponse:
-    job = own_job(request, pk)
+    own_job(request, pk)
+    jobs = Job.objects.visible_to(request.user).filter(pk=pk)
     if request.method != "POST":
-        return render(request, "jobs/delete.html", {"job": job})
-    Job.objects.delete_for_owner(job.pk)
-    messages.success(request, "The portrait and its photo were deleted.")
-    return redirect("job-list")
+        return render(request, "jobs/delete.html", {"cards": with_covers(jobs)})
+    return delete_and_tell(request, jobs)

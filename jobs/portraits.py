@@ -74,14 +74,14 @@ def draw_again(job: Job) -> Job:
         return _submit(again, inputs)
 
 
-def draw_like(job: Job, params: Mapping[str, Any]) -> Job:
+def draw_like(job: Job, params: Mapping[str, Any], *, once: Once | None = None) -> Job:
     """Queue a portrait from the photo of an earlier one, as `submit_portrait` does from a new photo.
 
-    Raises QueueFull, or Job.DoesNotExist if the earlier portrait was deleted meanwhile.
+    Raises NoRoom, or Job.DoesNotExist if the earlier portrait was deleted meanwhile.
     """
     with transaction.atomic():
         old, inputs = _locked(Job.objects.filter(deleted_at=None), job)
-        return _submit(Job(owner=old.owner, **_drawing(params, *inputs)), inputs)
+        return _submit(Job(owner=old.owner, **_drawing(params, *inputs)), inputs, once)
 
 
 def _locked(jobs: QuerySet[Job], job: Job) -> tuple[Job, list[Asset]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Final
 
 from django.utils import timezone
@@ -35,6 +36,45 @@ NOW: Final = {
 UNKNOWN_ERROR: Final = "Something went wrong."
 
 
+class Way(StrEnum):
+    """What the page offers after a failure."""
+
+    AGAIN = "again"  # the same with another seed
+    CHANGE = "change"
+    PHOTO = "photo"  # another one
+
+
+# By error code: a title, what may help, and the way that is offered first.
+FAILURES: Final = {
+    "no_face": (
+        "No face in the photo",
+        "Light from the front, eyes open, the whole head in the picture: that finds most faces.",
+        Way.PHOTO,
+    ),
+    "bad_photo": (
+        "The photo did not work",
+        "A screenshot of the photo often works when the file itself does not.",
+        Way.PHOTO,
+    ),
+    "out_of_memory": (
+        "Too large for the graphics card",
+        "The square format, one picture at a time, fits almost every one.",
+        Way.CHANGE,
+    ),
+    "graph_refused": ("These settings were refused", "", Way.CHANGE),
+    "model_missing": (
+        "Something is missing on the server",
+        "If you have chosen a style, try it without.",
+        Way.CHANGE,
+    ),
+}
+OTHER_FAILURE: Final = (
+    "This did not work",
+    "Nothing is wrong with your photo or your words: another try may well succeed.",
+    Way.AGAIN,
+)
+
+
 @dataclass(frozen=True)
 class Stage:
     """A step of the job's work as the page lists it. place: `done`, `now` or `ahead`."""
@@ -53,6 +93,8 @@ class Story:
     percent: int | None = None
     detail: str = ""
     retry_at: datetime | None = None
+    hint: str = ""
+    way: Way | None = None
 
     @property
     def announcement(self) -> str:
@@ -75,7 +117,7 @@ def tell(job: Job) -> Story:
         case JobStatus.SUCCEEDED:
             return Story(*_finished(job))
         case JobStatus.FAILED:
-            return Story("This did not work", message_of(job.error))
+            return _failed(job.error)
         case _:
             return Story("Canceled", "This portrait was canceled before it was finished.")
 
@@ -95,6 +137,12 @@ def message_of(error: Any) -> str:
     return str(error.get("message") or UNKNOWN_ERROR) if isinstance(error, dict) else UNKNOWN_ERROR
 
 
+def _failed(error: Any) -> Story:
+    code = str(error.get("code")) if isinstance(error, dict) else ""
+    title, hint, way = FAILURES.get(code, OTHER_FAILURE)
+    return Story(title, message_of(error), hint=hint, way=way)
+
+
 def _second_try(job: Job) -> Story:
     return Story(
         "Trying again soon",
@@ -105,12 +153,23 @@ def _second_try(job: Job) -> Story:
 
 
 def _place_in_queue(job: Job) -> str:
-    ahead = job.queue_position - 1  # type: ignore[attr-defined]  # of `shown`
-    if ahead == 0:
-        return "Your portrait is next."
-    return (
-        f"{ahead} portraits are ahead of yours." if ahead > 1 else "One portrait is ahead of yours."
-    )
+    position: int = job.queue_position  # type: ignore[attr-defined]  # of `shown`
+    match position - 1:
+        case 0:
+            place = "Your portrait is next."
+        case 1:
+            place = "One portrait is ahead of yours."
+        case ahead:
+            place = f"{ahead} portraits are ahead of yours."
+    pace = Job.objects.measured_seconds_per_job()
+    return f"{place} Ready in {_about(position * pace)}." if pace else place
+
+
+def _about(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return "about a minute" if minutes else "less than a minute"
+    return f"about {minutes} minutes" if minutes < 100 else f"about {round(minutes / 60)} hours"
 
 
 def _under_way(job: Job) -> Story:

@@ -3,10 +3,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from pytest_django import Settings
 
 from fake_comfy import FakeComfy
 from jobs.auth import GOOD_TOKENS, WRONG_TOKENS
-from jobs.tests.helpers import make_worker, start
+from jobs.tests.helpers import make_user, make_worker, start
+from jobs.tests.helpers_pages import logged_in
 from jobs.throttling import OWNERS
 from jobs.worker import Worker
 
@@ -34,3 +38,19 @@ def running_worker(fake: FakeComfy) -> Iterator[Worker]:
     yield worker
     worker.stop()
     thread.join(20)
+
+
+@pytest.fixture(autouse=True)
+def passwords_hashed_in_no_time(settings: Settings) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture
+def ann(db: None) -> User:
+    return make_user("ann")
+
+
+@pytest.fixture
+def as_ann(ann: User) -> Client:
+    """A browser in which ann is logged in."""
+    return logged_in(ann)

@@ -9,18 +9,35 @@ from typing import Any
 
 from django.contrib.auth.models import Permission, User
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.urls import reverse
 from PIL import Image
 
 from jobs.models import Asset, Failure, Job
 from jobs.status import JobStatus, Step
 from jobs.tests.helpers import LEASE, TERMS, claim, fresh, photo_bytes, queue_job
 
+PASSWORD = "a-quiet-secret"  # noqa: S105
 OUT_OF_MEMORY = Failure(
     "out_of_memory",
     "The picture is too large for the graphics card. Ask for a smaller one.",
     detail="torch.OutOfMemoryError on 10.0.0.7",
 )
 NO_ANSWER = Failure("unknown", "The server that draws did not answer.", detail="reset by 10.0.0.7")
+
+
+def logged_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def page_of(job: Job) -> str:
+    return reverse("job-detail", args=[job.pk])
+
+
+def picture_url(job: Job, asset: Asset) -> str:
+    return reverse("job-picture", args=[job.pk, asset.pk])
 
 
 def portrait_bytes(colour: str = "goldenrod") -> bytes:

@@ -1,146 +1,142 @@
-"""The page where one makes, sees and revokes one's own API tokens."""
+"""The account's page: usage, a new password, and the end of all one's data."""
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db.models.functions import Now
 from django.test import Client
 
-from jobs.models import ApiToken
+from jobs.models import Asset, Blob, Job, first_id_of
+from jobs.status import JobStatus
 from jobs.tests.helpers import make_user
-from jobs.tests.helpers_api import API, Answer, token_of
+from jobs.tests.helpers_pages import (
+    PASSWORD,
+    finished_job,
+    logged_in,
+    page_of,
+    running_job,
+    status_of,
+    waiting_job,
+)
 
 pytestmark = pytest.mark.django_db
-ACCOUNT = "/account/"
 
 
 @pytest.fixture
 def ann() -> User:
-    return make_user("ann")
+    return User.objects.create_user("ann", password=PASSWORD)
 
 
-@pytest.fixture
-def as_ann(ann: User) -> Client:
-    client = Client()
-    client.force_login(ann)
-    return client
+def test_the_account_shows_what_was_used(as_ann: Client, ann: User) -> None:
+    finished_job(ann)
+    finished_job(make_user("bob"))
+    Asset.objects.filter(owner=ann).update(size=1024 * 1024)
+
+    context = as_ann.get("/account/").context
+
+    assert context["jobs_this_month"] == 1
+    assert context["jobs_under_way"] == 0
+    assert context["bytes"] == 2 * 1024 * 1024
 
 
-def make_token(client: Client, name: str = "laptop", days: str = "") -> str:
-    page = client.post(ACCOUNT, {"name": name, "days": days}).content.decode()
-    found = re.search(r"<code>(gf_\w+)</code>", page)
-    assert found, page
-    return found[1]
+def test_last_months_jobs_do_not_count(as_ann: Client, ann: User) -> None:
+    month = as_ann.get("/account/").context["month"]
+    waiting_job(ann, id=first_id_of(month - timedelta(seconds=1)))
+
+    assert as_ann.get("/account/").context["jobs_this_month"] == 0
 
 
-def list_jobs(token: str) -> Answer:
-    return Client().get(f"{API}/jobs", headers={"Authorization": f"Bearer {token}"})
-
-
-def test_a_token_is_shown_once_and_opens_the_api(as_ann: Client) -> None:
-    token = make_token(as_ann)
-
-    assert list_jobs(token).status_code == 200
-    page = as_ann.get(ACCOUNT)
-    assert "laptop" in page.content.decode()
-    assert token not in page.content.decode()
-    assert "no-store" in page["Cache-Control"]
-
-
-@pytest.mark.parametrize(("days", "lifetime"), [("30", timedelta(days=30)), ("", None)])
-def test_a_token_is_good_for_as_long_as_was_chosen(
-    as_ann: Client, days: str, lifetime: timedelta | None
+def test_the_account_takes_few_queries(
+    as_ann: Client, ann: User, django_assert_max_num_queries: Any
 ) -> None:
-    make_token(as_ann, days=days)
+    for _ in range(3):
+        finished_job(ann)
 
-    token = ApiToken.objects.get()
-    assert (token.expiry and round((token.expiry - token.created) / timedelta(hours=1))) == (
-        lifetime and lifetime / timedelta(hours=1)
-    )
+    with django_assert_max_num_queries(6):
+        as_ann.get("/account/")
+
+
+def test_a_new_password_logs_the_other_browsers_out(as_ann: Client, ann: User) -> None:
+    other = logged_in(ann)
+    new = {"new_password1": "an-even-quieter-one", "new_password2": "an-even-quieter-one"}
+
+    answer = as_ann.post("/account/password/", {"old_password": PASSWORD, **new}, follow=True)
+
+    assert "Your password was changed." in answer.content.decode()
+    assert other.get("/").status_code == 302
+    ann.refresh_from_db()
+    assert ann.check_password("an-even-quieter-one")
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("new", "sentence"),
     [
-        ({"name": ""}, "This field is required."),
-        ({"name": "n" * 101}, "at most 100 characters"),
-        ({"name": "a\0b"}, "Null characters are not allowed."),
-        ({"name": "x", "days": "31"}, "Select a valid choice."),
-        ({"name": "x", "days": "\0"}, "Select a valid choice."),
-        ({"name": "laptop"}, "You have a token of this name."),
+        ("ann-ann-ann", "too similar to the username"),
+        ("short", "at least 8 characters"),
+        ("password123", "too common"),
+        ("8273645190", "entirely numeric"),
     ],
 )
-def test_what_is_wrong_with_the_form_is_said(
-    as_ann: Client, fields: dict[str, str], sentence: str
-) -> None:
-    make_token(as_ann, "laptop")
+def test_a_weak_password_is_refused_in_words(as_ann: Client, new: str, sentence: str) -> None:
+    User.objects.update(username="ann-ann-ann")
 
-    answer = as_ann.post(ACCOUNT, fields)
+    answer = as_ann.post(
+        "/account/password/",
+        {"old_password": PASSWORD, "new_password1": new, "new_password2": new},
+    )
 
-    assert answer.status_code == 422
     assert sentence in answer.content.decode()
-    assert ApiToken.objects.count() == 1
 
 
-def test_a_name_may_be_taken_by_somebody_else(as_ann: Client) -> None:
-    ApiToken.objects.create(user=make_user("bob"), name="laptop")
+def test_a_new_password_takes_the_old_one(as_ann: Client, ann: User) -> None:
+    new = {"new_password1": "an-even-quieter-one", "new_password2": "an-even-quieter-one"}
 
-    assert make_token(as_ann, "laptop")
+    answer = as_ann.post("/account/password/", {"old_password": "no", **new})
 
-
-def test_the_page_tells_when_each_was_made_used_and_ends(as_ann: Client) -> None:
-    used = make_token(as_ann, "used")
-    make_token(as_ann, "unused", days="30")
-    list_jobs(used)
-
-    page = as_ann.get(ACCOUNT).content.decode()
-
-    assert page.index("unused") < page.index("used</b>")  # the newest first
-    assert "never" in page
-    ended = ApiToken.objects.get(name="unused").expiry
-    assert ended is not None
-    assert f"{ended:%Y-%m-%dT%H:%M:%S}" in page
-    last_used = ApiToken.objects.get(name="used").last_used_at
-    assert last_used is not None
-    assert f"{last_used:%Y-%m-%dT%H:%M:%S}" in page
+    assert "That is not your password." in answer.content.decode()
+    ann.refresh_from_db()
+    assert ann.check_password(PASSWORD)
 
 
-def test_a_token_that_was_revoked_is_none_any_more(as_ann: Client) -> None:
-    token = make_token(as_ann)
-
-    answer = as_ann.post(f"{ACCOUNT}revoke/", {"token": ApiToken.objects.get().pk}, follow=True)
-
-    assert "The token laptop was revoked." in answer.content.decode()
-    refused = list_jobs(token)
-    assert refused.status_code == 401
-    assert "revoked" in refused.json()["error"]["message"]
+# --- delete my data ---
 
 
-def test_a_token_that_has_expired_says_so(as_ann: Client) -> None:
-    token = make_token(as_ann, days="30")
-    ApiToken.objects.update(expiry=Now())
+def test_deleting_my_data_takes_the_password(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
 
-    refused = list_jobs(token)
+    answer = as_ann.post("/account/delete/", {"password": "no"})
 
-    assert refused.status_code == 401
-    assert "expired" in refused.json()["error"]["message"]
-    assert "Expired" in as_ann.get(ACCOUNT).content.decode()
+    assert "That is not your password." in answer.content.decode()
+    assert status_of(job) == JobStatus.SUCCEEDED
 
 
-@pytest.mark.parametrize("digest", ["", "nonsense", "a\0b"])
-def test_what_is_no_token_of_ones_own_cannot_be_revoked(as_ann: Client, digest: str) -> None:
-    token_of(make_user("bob"))
+@pytest.mark.django_db(transaction=True)
+def test_deleting_my_data_leaves_nothing_of_mine(as_ann: Client, ann: User) -> None:
+    finished_job(ann)
+    waiting_job(ann)
+    Asset.store(b"never used", owner=ann, content_type="image/png").save()
+    kept = finished_job(make_user("bob"))
 
-    for asked in (digest, ApiToken.objects.get().pk):
-        assert as_ann.post(f"{ACCOUNT}revoke/", {"token": asked}).status_code == 302
-    assert ApiToken.objects.count() == 1
-    assert "bob" not in as_ann.get(ACCOUNT).content.decode()
+    answer = as_ann.post("/account/delete/", {"password": PASSWORD}, follow=True)
+
+    assert "were deleted" in answer.content.decode()
+    assert list(Job.objects.all()) == [kept]
+    assert Asset.objects.exclude(owner=kept.owner).count() == 0
+    assert Blob.objects.count() == Asset.objects.count()
 
 
-def test_nobody_gets_there_without_a_login() -> None:
-    for url in (ACCOUNT, f"{ACCOUNT}revoke/"):
-        assert Client().post(url)["Location"].startswith("/login/")
+def test_deleting_my_data_hides_and_stops_what_is_being_drawn(as_ann: Client, ann: User) -> None:
+    job = running_job(ann)
+
+    as_ann.post("/account/delete/", {"password": PASSWORD})
+
+    assert status_of(job) == JobStatus.CANCELING
+    assert as_ann.get(page_of(job)).status_code == 404
+
+
+def test_nobody_gets_to_an_account(client: Client) -> None:
+    for page in ("/account/", "/account/password/", "/account/delete/"):
+        assert client.get(page)["Location"].startswith("/login/")
