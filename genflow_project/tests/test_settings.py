@@ -138,3 +138,30 @@ def test_settings_that_make_no_sense_are_refused(
 
     with pytest.raises(SystemCheckError, match=sentence):
         call_command("check")
+
+
+def test_production_keeps_the_login_to_https_unless_told_otherwise() -> None:
+    show = "SESSION_COOKIE_SECURE, CSRF_COOKIE_SECURE, SECURE_HSTS_SECONDS > 0"
+
+    by_default = load_settings(**IN_PRODUCTION, show=show)
+    plain = load_settings(**IN_PRODUCTION, SECURE_COOKIES="0", show=show)
+    on_a_developers_machine = load_settings(DEBUG="1", DATABASE_URL="postgres://host/name", show=show)
+
+    assert by_default.stdout.strip() == "(True, True, True)"
+    assert plain.stdout.strip() == "(False, False, True)"
+    assert on_a_developers_machine.stdout.strip() == "(False, False, False)"
+
+
+def test_djangos_check_for_production_finds_nothing() -> None:
+    long = "".join(chr(33 + n % 90) for n in range(60))
+
+    checked = subprocess.run(
+        [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]} | IN_PRODUCTION | {"DEBUG": "0", "SECRET_KEY": long},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert checked.returncode == 0, checked.stderr

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,8 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
-from jobs.models import Asset, Blob, Job
+from jobs.forms import PortraitForm
+from jobs.models import Asset, Blob, Failure, Job
 from jobs.photos import Photo, read_photo
 from jobs.status import JobStatus, Step
 from jobs.tests.helpers import make_user, photo_bytes, start
@@ -184,11 +186,26 @@ def test_a_photo_above_the_limit_is_refused(as_ann: Client, settings: Settings) 
     assert "larger than 100 bytes" in answer.content.decode()
 
 
+@pytest.mark.parametrize("behind_it", [0, 6_000_000])  # bytes; the large one goes by a temporary file
 @pytest.mark.parametrize(
-    "name", ["x" * 300 + ".jpg", "me." + "j" * 300, "\u202egpj.me", "¡¡¡.¡¡", "../../x.jpg"]
+    "name",
+    [
+        "x" * 300 + ".jpg",
+        "me." + "j" * 300,
+        "\u202egpj.me",
+        "¡¡¡.¡¡",
+        "../../x.jpg",
+        r"C:\fakepath\me.jpg",
+        ".jpg",
+        "...",
+        "me..jpg",
+        "selfie [output].png",
+        "\N{SMILING FACE WITH SUNGLASSES}.jpg",
+        "a\0b.jpg",
+    ],
 )
-def test_any_file_name_will_do(as_ann: Client, name: str) -> None:
-    photo = SimpleUploadedFile("x.jpg", photo_bytes(), "image/jpeg")
+def test_any_file_name_will_do(as_ann: Client, name: str, behind_it: int) -> None:
+    photo = SimpleUploadedFile("x.jpg", photo_bytes() + b"\0" * behind_it, "image/jpeg")
     photo._name = name  # type: ignore[attr-defined]  # what a browser would send
 
     assert as_ann.post("/new/send/", form_values(photo=photo)).status_code == 302
@@ -269,8 +286,30 @@ def test_who_logs_out_while_the_photo_is_on_its_way_is_told(
     assert not Job.objects.exists()
 
 
-def test_an_earlier_jobs_settings_fill_the_form_but_for_the_seed(as_ann: Client, ann: User) -> None:
-    as_ann.post("/new/send/", form_values(prompt="by the sea", cfg="7.25", seed="42"))
+@pytest.mark.parametrize(
+    ("size", "width", "height"), [("512x768", 512, 768), ("own", 640, 64), ("", 640, 64)]
+)
+def test_a_format_decides_the_size_unless_it_is_ones_own(
+    as_ann: Client, size: str, width: int, height: int
+) -> None:
+    as_ann.post("/new/send/", form_values(size=size, width="640", height="64"))
+
+    params = Job.objects.get().params
+    assert (params["width"], params["height"]) == (width, height)
+
+
+def test_what_is_left_in_the_fields_of_ones_own_size_is_no_error_of_a_format(as_ann: Client) -> None:
+    as_ann.post("/new/send/", form_values(size="512x512", width="65", height="x"))
+
+    assert Job.objects.get().params["width"] == 512
+
+
+# --- the form for another one of the same photo ---
+
+
+def test_an_earlier_jobs_settings_and_photo_fill_the_form_but_not_its_seed(as_ann: Client) -> None:
+    values = form_values(prompt="by the sea", cfg="7.25", seed="42", size="512x768")
+    as_ann.post("/new/send/", values)
     job = Job.objects.get()
 
     page = as_ann.get(reverse("job-new", args=[job.pk])).content.decode()
@@ -278,6 +317,126 @@ def test_an_earlier_jobs_settings_fill_the_form_but_for_the_seed(as_ann: Client,
     assert "by the sea" in page
     assert 'value="7.25"' in page
     assert 'value="42"' not in page
+    assert 'value="512x768" id="id_size_1" checked' in page
+    assert picture_url(job, job.inputs.get()) in page
+
+
+def like_values(job: Job, **changed: Any) -> dict[str, Any]:
+    """What the browser sends for a portrait of the photo of an earlier one."""
+    return {"prompt": "in the mountains", "like": str(job.pk), **changed}
+
+
+def test_the_photo_of_an_earlier_job_need_not_be_sent_again(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
+    blobs = Blob.objects.count()
+
+    answer = as_ann.post("/new/send/", like_values(job))
+
+    new = Job.objects.latest("pk")
+    assert answer["Location"] == page_of(new)
+    assert new.params["prompt"] == "in the mountains"
+    assert list(new.inputs.all()) == list(job.inputs.all())
+    assert Blob.objects.count() == blobs
+
+
+def test_another_photo_takes_the_place_of_the_earlier_one(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
+
+    as_ann.post("/new/send/", form_values(like=str(job.pk)))
+
+    assert list(Job.objects.latest("pk").inputs.all()) != list(job.inputs.all())
+
+
+def test_a_double_press_for_the_same_photo_makes_one_job(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
+    key = as_ann.get(reverse("job-new", args=[job.pk])).context["form"]["key"].value()
+
+    for _ in range(2):
+        as_ann.post("/new/send/", like_values(job, key=key))
+
+    assert Job.objects.count() == 2
+
+
+def test_the_earlier_photo_stays_in_the_form_when_something_is_wrong(
+    as_ann: Client, ann: User
+) -> None:
+    job = finished_job(ann)
+
+    answer = as_ann.post("/new/send/", like_values(job, prompt=""))
+
+    assert answer.status_code == 422
+    assert picture_url(job, job.inputs.get()) in answer.content.decode()
+
+
+def test_somebody_elses_photo_cannot_be_taken(as_ann: Client) -> None:
+    strange = finished_job(make_user("bob"))
+
+    answer = as_ann.post("/new/send/", like_values(strange))
+
+    assert answer.status_code == 422
+    assert "Choose a photo." in answer.content.decode()
+    assert Job.objects.get() == strange
+
+
+@pytest.mark.parametrize("like", ["x", "\0", str(uuid.uuid4())])
+def test_a_photo_that_is_not_there_is_told_in_words(as_ann: Client, like: str) -> None:
+    answer = as_ann.post("/new/send/", {"prompt": "by the sea", "like": like})
+
+    assert answer.status_code == 422
+    assert "Choose a photo." in answer.content.decode()
+
+
+def test_a_photo_deleted_while_the_form_was_filled_in_is_told(
+    as_ann: Client, ann: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = finished_job(ann)
+    clean = PortraitForm.clean_lora
+
+    def deleted_meanwhile(form: PortraitForm) -> str | None:
+        Job.objects.delete_for_owner(job.pk)
+        return clean(form)
+
+    monkeypatch.setattr(PortraitForm, "clean_lora", deleted_meanwhile)
+
+    answer = as_ann.post("/new/send/", like_values(job))
+
+    assert answer.status_code == 422
+    assert "The earlier portrait was deleted" in answer.content.decode()
+
+
+def test_again_draws_the_same_with_another_seed(as_ann: Client, ann: User) -> None:
+    as_ann.post("/new/send/", form_values(prompt="by the sea", cfg="7.25", seed="42"))
+    job = Job.objects.get()
+
+    answer = as_ann.post(reverse("draw-again", args=[job.pk]), {"key": "1"})
+
+    new = Job.objects.latest("pk")
+    assert answer["Location"] == page_of(new)
+    assert new.params["seed"] != 42
+    assert new.params | {"seed": 42} == job.params
+    assert list(new.inputs.all()) == list(job.inputs.all())
+
+
+def test_again_pressed_twice_makes_one_job_and_once_more_another(as_ann: Client, ann: User) -> None:
+    job = finished_job(ann)
+    first, second = (as_ann.get(page_of(job)).context["key"] for _ in range(2))
+
+    for key in (first, first, second):
+        as_ann.post(reverse("draw-again", args=[job.pk]), {"key": key})
+
+    assert Job.objects.count() == 3
+
+
+def test_again_says_so_when_the_queue_is_full(
+    as_ann: Client, ann: User, settings: Settings
+) -> None:
+    job = finished_job(ann)
+    settings.GENFLOW_QUEUE_LIMIT = 0
+
+    answer = as_ann.post(reverse("draw-again", args=[job.pk]), follow=True)
+
+    assert "The queue is full" in answer.content.decode()
+    assert Job.objects.get() == job
 
 
 def test_a_form_without_its_csrf_token_is_refused_in_words(ann: User) -> None:
@@ -303,6 +462,15 @@ def test_a_waiting_job_says_how_many_are_ahead(as_ann: Client, ann: User) -> Non
     assert "One portrait is ahead of yours." in as_ann.get(page_of(job)).content.decode()
     Job.objects.cancel(jobs[1].pk, by="owner")
     assert "Your portrait is next." in as_ann.get(page_of(job)).content.decode()
+
+
+def test_a_waiting_job_says_how_long_when_the_pace_is_known(as_ann: Client, ann: User) -> None:
+    job = waiting_job(ann)
+    assert "Ready in" not in as_ann.get(page_of(job)).content.decode()
+
+    finished_job(make_user("bob"))  # one in five minutes, and that is one place
+
+    assert "Ready in about 5 minutes." in as_ann.get(page_of(job)).content.decode()
 
 
 def test_a_running_job_shows_how_far_it_is(as_ann: Client, ann: User) -> None:
@@ -377,14 +545,37 @@ def test_a_finished_job_shows_its_pictures(as_ann: Client, ann: User) -> None:
         assert "private" in answer["Cache-Control"]
 
 
-def test_a_small_picture_is_a_small_jpeg(as_ann: Client, ann: User) -> None:
-    job = finished_job(ann)
+@pytest.mark.parametrize(
+    ("code", "title", "offer"),
+    [
+        ("no_face", "No face in the photo", "Choose another photo"),
+        ("bad_photo", "The photo did not work", "Choose another photo"),
+        ("out_of_memory", "Too large for the graphics card", "Change the settings"),
+        ("model_missing", "Something is missing on the server", "Change the settings"),
+        ("backend_stuck", "This did not work", "Try again"),
+        ("a code of tomorrow", "This did not work", "Try again"),
+    ],
+)
+def test_a_failure_has_a_title_and_a_way_on(
+    as_ann: Client, ann: User, code: str, title: str, offer: str
+) -> None:
+    page = as_ann.get(page_of(failed_job(ann, Failure(code, "Why.")))).content.decode()
 
-    answer = as_ann.get(picture_url(job, job.outputs.get()) + "?size=small")
+    assert title in page
+    assert offer in page
 
-    assert answer["Content-Type"] == "image/jpeg"
-    assert answer["Cache-Control"] == "private, no-cache"
-    assert len(answer.content) < len(portrait_bytes())
+
+def test_the_pages_of_a_job_take_few_queries(
+    as_ann: Client, ann: User, django_assert_max_num_queries: Any
+) -> None:
+    job, waiting = finished_job(ann, pictures=8), waiting_job(ann)
+
+    with django_assert_max_num_queries(5):  # session, user, job, pictures, photo
+        as_ann.get(page_of(job))
+    with django_assert_max_num_queries(6):
+        as_ann.get(page_of(waiting))
+    with django_assert_max_num_queries(7):
+        as_ann.get(reverse("job-new", args=[job.pk]))
 
 
 def test_a_file_that_is_no_picture_is_offered_not_shown(as_ann: Client, ann: User) -> None:

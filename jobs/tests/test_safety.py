@@ -74,6 +74,27 @@ def test_after_the_log_out_nothing_private_is_served(as_ann: Client, ann: User) 
         assert answer["Location"].startswith("/login/")
 
 
+def test_a_form_that_came_by_a_proxy_that_ends_tls_is_taken(ann: User, settings: Settings) -> None:
+    settings.SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    origin = {"Host": "testserver", "Origin": "https://testserver"}
+    headers = {"X-Forwarded-Proto": "https", **origin}
+    browser = Client(enforce_csrf_checks=True, headers=headers)
+    token = browser.get("/login/").context["csrf_token"]
+
+    form = {"username": "ann", "password": PASSWORD, "csrfmiddlewaretoken": str(token)}
+
+    assert browser.post("/login/", form).status_code == 302
+
+
+def test_a_form_from_another_site_is_refused(ann: User) -> None:
+    browser = Client(enforce_csrf_checks=True, headers={"Origin": "https://evil.example"})
+    token = browser.get("/login/").context["csrf_token"]
+
+    form = {"username": "ann", "password": PASSWORD, "csrfmiddlewaretoken": str(token)}
+
+    assert browser.post("/login/", form).status_code == 403
+
+
 # --- the login ---
 
 
