@@ -145,7 +145,9 @@ def test_production_keeps_the_login_to_https_unless_told_otherwise() -> None:
 
     by_default = load_settings(**IN_PRODUCTION, show=show)
     plain = load_settings(**IN_PRODUCTION, SECURE_COOKIES="0", show=show)
-    on_a_developers_machine = load_settings(DEBUG="1", DATABASE_URL="postgres://host/name", show=show)
+    on_a_developers_machine = load_settings(
+        DEBUG="1", DATABASE_URL="postgres://host/name", show=show
+    )
 
     assert by_default.stdout.strip() == "(True, True, True)"
     assert plain.stdout.strip() == "(False, False, True)"

@@ -186,7 +186,9 @@ def test_a_photo_above_the_limit_is_refused(as_ann: Client, settings: Settings) 
     assert "larger than 100 bytes" in answer.content.decode()
 
 
-@pytest.mark.parametrize("behind_it", [0, 6_000_000])  # bytes; the large one goes by a temporary file
+@pytest.mark.parametrize(
+    "behind_it", [0, 6_000_000]
+)  # bytes; the large one goes by a temporary file
 @pytest.mark.parametrize(
     "name",
     [
@@ -298,7 +300,9 @@ def test_a_format_decides_the_size_unless_it_is_ones_own(
     assert (params["width"], params["height"]) == (width, height)
 
 
-def test_what_is_left_in_the_fields_of_ones_own_size_is_no_error_of_a_format(as_ann: Client) -> None:
+def test_what_is_left_in_the_fields_of_ones_own_size_is_no_error_of_a_format(
+    as_ann: Client,
+) -> None:
     as_ann.post("/new/send/", form_values(size="512x512", width="65", height="x"))
 
     assert Job.objects.get().params["width"] == 512
