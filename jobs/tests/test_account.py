@@ -55,7 +55,7 @@ def test_the_account_takes_few_queries(
     for _ in range(3):
         finished_job(ann)
 
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(7):
         as_ann.get("/account/")
 
 
