@@ -3,8 +3,9 @@
 function showLocalTimes(root) {
   for (const time of root.querySelectorAll("time[datetime]")) {
     const date = new Date(time.dateTime);
-    const style = time.closest(".status") ? { timeStyle: "medium" } : { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" };
-    time.textContent = date.toLocaleString(undefined, style);
+    const year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
+    const day = { year, month: "short", day: "numeric", hour: "numeric", minute: "2-digit" };
+    time.textContent = date.toLocaleString(undefined, time.closest(".status") ? { timeStyle: "medium" } : day);
     time.title = date.toLocaleString();
   }
 }

@@ -485,6 +485,19 @@ def test_after_the_log_out_the_back_button_shows_nothing(page: Page, ann: User) 
         assert "A secret wish" not in page.content()
 
 
+def test_a_token_is_made_shown_once_and_revoked(page: Page) -> None:
+    log_in(page)
+    page.get_by_role("link", name="Account").click()
+    page.get_by_label("Name").fill("my laptop")
+    page.get_by_role("button", name="Make a token").click()
+    expect(page.get_by_text(re.compile("^gf_"))).to_be_visible()
+
+    page.get_by_role("button", name="Revoke my laptop").click()
+
+    expect(page.get_by_text("The token my laptop was revoked.")).to_be_visible()
+    expect(page.get_by_text(re.compile("^gf_"))).to_be_hidden()
+
+
 def test_all_data_is_deleted_after_the_password_was_asked_again(page: Page, ann: User) -> None:
     finished_job(ann)
     log_in(page)
