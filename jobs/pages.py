@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
 from typing import Any, Final
 from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
@@ -77,7 +76,7 @@ def read_id(text: str) -> UUID | None:
         return None
 
 
-def with_covers(jobs: Any) -> list[tuple[Job, str, Asset | None]]:
+def with_covers(jobs: QuerySet[Job]) -> list[tuple[Job, str, Asset | None]]:
     """Return each job with its status in a word and the picture that stands for it."""
     jobs = jobs.defer("graph", "error_detail").prefetch_related("outputs", "inputs")
     return [(job, word_of(job), cover_of(job)) for job in jobs]
@@ -101,9 +100,10 @@ def delete_jobs(request: UserRequest) -> HttpResponse:
     return delete_and_tell(request, jobs)
 
 
-def delete_and_tell(request: UserRequest, jobs: Iterable[Job]) -> HttpResponse:
-    count = sum(1 for job in jobs if Job.objects.delete_for_owner(job.pk) is None)
-    what = "The portrait and its photo were" if count == 1 else f"{count} portraits were"
+def delete_and_tell(request: UserRequest, jobs: QuerySet[Job]) -> HttpResponse:
+    for job in jobs:
+        Job.objects.delete_for_owner(job.pk)
+    what = "The portrait was" if len(jobs) == 1 else f"{len(jobs)} portraits were"
     messages.success(request, f"{what} deleted.")
     return redirect("job-list")
 

@@ -9,6 +9,7 @@ function begin() {
   if (history.state?.key) form.elements.key.value = history.state.key;
   else history.replaceState({ key: form.elements.key.value }, "");
   photo.addEventListener("change", showPhoto);
+  showPhoto(); // it may have been chosen before this script was there
   form.querySelector("#camera").addEventListener("click", () => {
     photo.setAttribute("capture", "user");
     photo.click();
@@ -102,10 +103,6 @@ document.addEventListener("drop", (event) => {
 async function send(event) {
   event.preventDefault();
   const button = event.submitter;
-  if (button.ariaDisabled === "true") return;
-  const label = button.textContent;
-  button.ariaDisabled = "true";
-  button.textContent = button.dataset.busy;
   try {
     const answer = await fetch(form.action, { method: "POST", body: new FormData(form) });
     if (answer.redirected) return location.assign(answer.url);
@@ -113,8 +110,8 @@ async function send(event) {
   } catch {
     say("That did not get through: the network is away. Nothing is lost, try again.", "bad");
   }
-  button.textContent = label;
   button.ariaDisabled = "false";
+  button.textContent = button.dataset.label;
 }
 
 function putInPlace(html) {

@@ -32,11 +32,15 @@ function dress(root) {
 // One press of a button is enough, however long the answer takes.
 document.addEventListener("submit", (event) => {
   const button = event.submitter;
-  if (!button || event.defaultPrevented) return;
-  if (button.ariaDisabled === "true") return event.preventDefault();
-  button.ariaDisabled = "true";
-  if (button.dataset.busy) [button.dataset.label, button.textContent] = [button.textContent, button.dataset.busy];
-});
+  if (button?.ariaDisabled === "true") {
+    event.preventDefault();
+    event.stopPropagation();
+  } else if (button) {
+    button.ariaDisabled = "true";
+    button.dataset.label = button.textContent;
+    button.textContent = button.dataset.busy ?? button.textContent;
+  }
+}, { capture: true });
 
 window.addEventListener("pageshow", async (event) => {
   if (!event.persisted) return;
@@ -45,7 +49,7 @@ window.addEventListener("pageshow", async (event) => {
   if (answer.redirected || !answer.ok) return location.reload();
   for (const button of document.querySelectorAll("[aria-disabled]")) {
     button.ariaDisabled = "false";
-    if (button.dataset.label) button.textContent = button.dataset.label;
+    button.textContent = button.dataset.label;
   }
 });
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from django.contrib.auth.models import User
+from django.core.signals import request_finished, request_started
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -26,7 +27,7 @@ from pytest_django.live_server_helper import LiveServer
 from fake_comfy import FakeComfy
 from jobs.models import Job
 from jobs.status import JobStatus
-from jobs.tests.helpers import photo_bytes
+from jobs.tests.helpers import photo_bytes, wait_until
 from jobs.tests.helpers_pages import (
     PASSWORD,
     failed_job,
@@ -77,7 +78,26 @@ def ann() -> User:
 
 
 @pytest.fixture
-def new_context(browser: Browser, live_server: LiveServer, ann: User) -> Iterator[NewContext]:
+def quiet_server(live_server: LiveServer) -> Iterator[LiveServer]:
+    """A server that has answered all before the database is emptied: closing a browser does not stop it."""
+    under_way: list[object] = []
+
+    def begin(sender: object, **_: object) -> None:
+        under_way.append(sender)
+
+    def end(sender: object, **_: object) -> None:
+        under_way.pop()
+
+    request_started.connect(begin)
+    request_finished.connect(end)
+    yield live_server
+    wait_until(lambda: not under_way)
+    request_started.disconnect(begin)
+    request_finished.disconnect(end)
+
+
+@pytest.fixture
+def new_context(browser: Browser, quiet_server: LiveServer, ann: User) -> Iterator[NewContext]:
     """Opens browsers that know nothing of each other; a script that fails or is refused fails the test."""
     problems: list[str] = []
     contexts: list[BrowserContext] = []
@@ -91,7 +111,7 @@ def new_context(browser: Browser, live_server: LiveServer, ann: User) -> Iterato
         page.on("console", note)
 
     def new(**options: Any) -> BrowserContext:
-        context = browser.new_context(base_url=live_server.url, **options)
+        context = browser.new_context(base_url=quiet_server.url, **options)
         context.set_default_timeout(SECONDS)
         context.on("page", watch)
         contexts.append(context)

@@ -684,7 +684,7 @@ def test_delete_takes_the_photo_and_the_pictures_with_it(as_ann: Client, ann: Us
 
     answer = as_ann.post(reverse("delete-job", args=[job.pk]), follow=True)
 
-    assert "were deleted" in answer.content.decode()
+    assert "The portrait was deleted." in answer.content.decode()
     assert not Job.objects.exists()
     assert not Asset.objects.exists()
     assert not Blob.objects.exists()
