@@ -118,11 +118,9 @@ function putInPlace(html) {
   const page = new DOMParser().parseFromString(html, "text/html");
   const fresh = page.getElementById("create");
   if (!fresh) return say(page.querySelector("main h1 + p").textContent, "bad");
-  const { files } = photo;
+  fresh.elements.photo.files = photo.files;
   form.replaceWith(fresh);
   begin();
-  photo.files = files;
-  showPhoto();
   (form.querySelector(".wrong :is(input, textarea)") ?? form.querySelector("#problem")).focus();
 }
 
