@@ -11,7 +11,7 @@ from django.conf import settings
 from django.contrib.auth import authenticate
 from django.contrib.auth.forms import PasswordChangeForm
 from django.contrib.auth.models import User
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import UploadedFile
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -27,6 +27,8 @@ PHOTO_TYPES: Final = ".jpg,.jpeg,.png,.webp,.gif,.bmp,.tif,.tiff"
 # Each is about what SD 1.5 was trained on.
 SIZES: Final = {"512x512": "Square", "512x768": "Portrait", "768x512": "Landscape"}
 OWN_SIZE: Final = "own"
+# What needs no thought for a first portrait.
+FOLDED_AWAY: Final = set(PARAMS) - {"prompt", "width", "height"}
 EXAMPLES: Final = (
     (
         "By the sea",
@@ -224,7 +226,7 @@ class PortraitForm(forms.Form):
         return self.cleaned_data.get("like") if self.is_bound else self.initial.get("like")
 
     def has_errors_in_options(self) -> bool:
-        return bool(self.errors.keys() - {"key", "like", "photo", "prompt", NON_FIELD_ERRORS})
+        return bool(self.errors.keys() & FOLDED_AWAY)
 
 
 def form_of(params: Mapping[str, Any]) -> dict[str, Any]:

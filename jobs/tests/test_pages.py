@@ -161,6 +161,13 @@ def test_a_wrong_field_is_told_beside_it_and_nothing_is_lost(
     assert not Blob.objects.exists()
 
 
+def test_what_is_folded_away_is_unfolded_when_it_is_wrong(as_ann: Client) -> None:
+    for field, value, unfolded in (("steps", "many", True), ("prompt", "", False)):
+        page = as_ann.post("/new/send/", form_values(**{field: value})).content.decode()
+
+        assert ('<details class="options" open>' in page) == unfolded
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
