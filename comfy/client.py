@@ -217,6 +217,7 @@ class ComfyClient:
         *,
         prompt_id: str,
         client_id: str,
+        extra_data: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
         """Queue `graph` under an id of the caller's; return the node errors of outputs that were left out.
@@ -226,6 +227,7 @@ class ComfyClient:
         `number` is never sent: two equal ones kill the server's worker thread (seen on v0.26).
         """
         body = {"prompt": graph, "prompt_id": prompt_id, "client_id": client_id}
+        body |= {"extra_data": dict(extra_data)} if extra_data else {}
         answer = self._post("/prompt", body, expect=(200, 400), seconds=timeout)
         queued = answer.json()
         if answer.status == 400:

@@ -1,4 +1,4 @@
-"""Hears of a run's progress over ComfyUI's WebSocket.
+"""Hears of a run's progress over ComfyUI's WebSocket, and sees its previews.
 
 Events are news, never proof: they may be late, doubled or missing, so whoever waits polls beside it.
 """
@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
 from websockets.exceptions import WebSocketException
@@ -19,7 +19,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from comfy.address import Address
 from comfy.graph import Graph
+from comfy.previews import FEATURE_FLAGS, PreviewImage, read_preview
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 # The library's own log would show the password in the Authorization header at level DEBUG.
 _quiet = logging.getLogger(f"{__name__}.websocket")
@@ -31,6 +33,7 @@ OPEN_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 1.0
 RECONNECT_SECONDS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 MESSAGE_MAX_BYTES: Final = 64 * 2**20
+ENDINGS: Final = ("execution_success", "execution_error", "execution_interrupted")
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,15 @@ class ProgressTracker:
         self._current: str | None = None
         self._step: tuple[int, int] | None = None
         self._latest: Progress | None = None
+        self._is_running = False
 
     def feed(self, message: dict[str, Any]) -> Progress | None:
         """Take a message in; return the new progress, or None if it tells nothing new about this prompt."""
         event, fields = message.get("type"), message.get("data")
         if not isinstance(fields, dict) or fields.get("prompt_id") != self._prompt_id:
             return None
+        # Told before the next prompt starts: a server runs one at a time.
+        self._is_running = event not in ENDINGS
         match event:
             case "execution_cached":
                 self._finish(*_strings(fields.get("nodes")))
@@ -91,6 +97,15 @@ class ProgressTracker:
                 self._finish(*self._classes)
         return self._news()
 
+    def node_of(self, preview: PreviewImage) -> str | None:
+        """Return the node that a preview shows the work of, or None if it may be another prompt's.
+
+        A prompt that was sent without a client id shows its previews to everybody.
+        """
+        if preview.prompt_id is None:
+            return (self._current or "") if self._is_running else None
+        return preview.node_id if preview.prompt_id == self._prompt_id else None
+
     def _take_states(self, nodes: Any) -> None:
         for node_id, state in nodes.items() if isinstance(nodes, dict) else ():
             if not isinstance(state, dict):
@@ -102,6 +117,7 @@ class ProgressTracker:
 
     def _enter(self, node_id: Any) -> None:
         """A node starts, so the one before it has ended. None means that the run is over, well or not."""
+        self._is_running = node_id is not None
         if self._knows(node_id) and node_id != self._current:
             if self._current is not None:
                 self._finish(self._current)
@@ -150,17 +166,23 @@ class ProgressTracker:
 class EventStream:
     """Listens for one client id in a thread of its own, and connects again whenever the line drops.
 
-    `on_message` gets every text message, in that thread. Never open two with one client id: ComfyUI serves
-    only the newer, and when the older one closes, neither.
+    `on_message` gets every text message and `on_preview` every preview, in that thread. Never open two with one
+    client id: ComfyUI serves only the newer, and when the older one closes, neither.
     """
 
     def __init__(
-        self, base_url: str, *, client_id: str, on_message: Callable[[dict[str, Any]], None]
+        self,
+        base_url: str,
+        *,
+        client_id: str,
+        on_message: Callable[[dict[str, Any]], None],
+        on_preview: Callable[[PreviewImage], None] | None = None,
     ) -> None:
         address = Address.parse(base_url)
         self._url = f"{address.websocket_url}/ws?clientId={quote(client_id, safe='')}"
         self._headers = _authorization(address)
         self._on_message = on_message
+        self._on_preview = on_preview
         self._closing = threading.Event()
         self._connection: ClientConnection | None = None
         self._thread = threading.Thread(target=self._run, name="comfy-events", daemon=True)
@@ -202,20 +224,25 @@ class EventStream:
         )
 
     def _listen(self, connection: ClientConnection) -> None:
-        """Pass messages on until the connection ends. Binary ones are previews, which nobody wants yet."""
+        """Pass on what comes until the connection ends."""
+        if self._on_preview is not None:
+            connection.send(FEATURE_FLAGS)
         # close() may have looked for a connection just before there was one.
         while not self._closing.is_set():
-            text = connection.recv()
-            message = _parse(text) if isinstance(text, str) else None
-            if message is not None:
-                self._pass_on(message)
+            received = connection.recv()
+            if isinstance(received, str):
+                self._pass_on(self._on_message, _parse(received))
+            elif self._on_preview is not None:
+                self._pass_on(self._on_preview, read_preview(received))
 
-    def _pass_on(self, message: dict[str, Any]) -> None:
+    def _pass_on(self, listener: Callable[[T], None], message: T | None) -> None:
+        if message is None:
+            return
         try:
-            self._on_message(message)
+            listener(message)
         except Exception:
             # Progress is a comfort: a message that chokes its reader must not end the stream.
-            logger.exception("events.message_failed", extra={"type": str(message.get("type"))})
+            logger.exception("events.message_failed")
 
 
 def _weight(node: dict[str, Any]) -> float:

@@ -12,6 +12,7 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 from comfy.events import EventStream, Progress, ProgressTracker
+from comfy.previews import PreviewImage
 from comfy.tests.captures import capture, messages_of
 from comfy.tests.raw_server import free_port, wait_until
 
@@ -209,6 +210,28 @@ def test_text_messages_come_through_and_everything_else_does_not() -> None:
     assert server.heard == [{"type": "a", "n": None}]
 
 
+def test_who_wants_previews_says_so_first_and_gets_them() -> None:
+    server = Listener()
+    previews: list[PreviewImage] = []
+
+    def behave(connection: ServerConnection) -> None:
+        server.heard.append(json.loads(connection.recv()))
+        connection.send(b"\0\0\0\1\0\0\0\1an image")
+        connection.send(b"\0\0\0\3no image")
+        connection.recv()
+
+    with server.serving(behave) as host:
+        stream = EventStream(
+            f"http://{host}", client_id="job 1", on_message=print, on_preview=previews.append
+        )
+        stream.start()
+        wait_until(lambda: bool(previews))
+        stream.close()
+
+    assert server.heard == [{"type": "feature_flags", "data": {"supports_preview_metadata": True}}]
+    assert previews == [PreviewImage(b"an image")]
+
+
 def test_the_client_id_and_the_password_are_sent_and_no_origin() -> None:
     server = Listener()
 
@@ -290,7 +313,7 @@ def test_closing_ends_the_thread_and_the_connection() -> None:
         stream.close()
         wait_until(lambda: server.open == 0)
 
-    wait_until(lambda: threading.active_count() == before)
+    wait_until(lambda: threading.active_count() <= before)
 
 
 def test_a_stream_that_was_never_started_can_be_closed() -> None:
