@@ -306,7 +306,9 @@ GENFLOW_POLL_SECONDS: float = env.float("GENFLOW_POLL_SECONDS", default=1)
 GENFLOW_CONCURRENCY: int = env.int("GENFLOW_CONCURRENCY", default=2)
 # Prompts of ours on one ComfyUI, over all workers. Two: the GPU has the next one ready and never idles.
 GENFLOW_PROMPTS_PER_BACKEND: int = env.int("GENFLOW_PROMPTS_PER_BACKEND", default=2)
-# Whether a submission wakes idle workers by NOTIFY. They poll as well.
+# What ComfyUI makes previews of a run with: auto, latent2rgb, taesd, default (as it was started) or none.
+GENFLOW_PREVIEW_METHOD: str = env.str("GENFLOW_PREVIEW_METHOD", default="auto")
+# Whether NOTIFY wakes idle workers, and waiting clients' web server. Both poll as well.
 GENFLOW_NOTIFY: bool = env.bool("GENFLOW_NOTIFY", default=True)
 
 GENFLOW_MAX_ATTEMPTS: int = env.int("GENFLOW_MAX_ATTEMPTS", default=5)
@@ -333,6 +335,12 @@ GENFLOW_STORAGE_PER_OWNER_BYTES: int = env.int(
 GENFLOW_PHOTO_MAX_BYTES: int = env.int("GENFLOW_PHOTO_MAX_BYTES", default=20 * 1024 * 1024)
 GENFLOW_PHOTO_MAX_PIXELS: int = env.int("GENFLOW_PHOTO_MAX_PIXELS", default=64_000_000)
 GENFLOW_JOB_RETENTION_DAYS: float = env.float("GENFLOW_JOB_RETENTION_DAYS", default=30)
+# Requests that a web process works on at once, each on a thread and a database connection of its own.
+GENFLOW_WEB_CONNECTIONS: int = env.int("GENFLOW_WEB_CONNECTIONS", default=20)
+# Event streams of one owner at once in a web process.
+GENFLOW_STREAMS_PER_OWNER: int = env.int("GENFLOW_STREAMS_PER_OWNER", default=20)
+# Seconds after which a silent event stream says that it is still there.
+GENFLOW_HEARTBEAT_SECONDS: float = env.float("GENFLOW_HEARTBEAT_SECONDS", default=15)
 # How long the link to a picture works.
 SIGNED_URL_LIFETIME = timedelta(minutes=15)
 

@@ -1,4 +1,4 @@
-"""What wakes an idle worker: a bell for its slots, rung by a listener on Postgres' NOTIFY."""
+"""What wakes those who wait: a listener on Postgres' NOTIFY, and a bell for a worker's idle slots."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Final
 import psycopg
 from django.conf import settings
 from django.db import connection
-
-from jobs.models import NOTIFY_CHANNEL
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +40,9 @@ class Bell:
 class Listener:
     """Hears notifications on a connection of its own. Polling runs beside it, so it may fail and come back."""
 
-    def __init__(self, on_message: Callable[[str], None]) -> None:
+    def __init__(self, channel: str, on_message: Callable[[str], None]) -> None:
+        """on_message: takes each message, and "" when some may have been missed."""
+        self._channel = channel
         self._on_message = on_message
         self._closed = threading.Event()
 
@@ -56,13 +56,13 @@ class Listener:
             try:
                 self._listen()
             except psycopg.Error as exc:
-                logger.warning("worker.not_listening", extra={"reason": str(exc).strip()})
+                logger.warning("notify.not_listening", extra={"reason": str(exc).strip()})
                 self._closed.wait(RECONNECT_PAUSE)
 
     def _listen(self) -> None:
         with psycopg.connect(**connection.get_connection_params(), autocommit=True) as listening:
-            listening.execute(f"LISTEN {NOTIFY_CHANNEL}")
-            self._on_message("")  # something may have been said meanwhile
+            listening.execute(f"LISTEN {self._channel}")
+            self._on_message("")
             silent = 0.0
             while not self._closed.is_set():
                 heard = [n.payload for n in listening.notifies(timeout=0.5, stop_after=1)]

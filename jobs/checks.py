@@ -27,6 +27,9 @@ POSITIVE = (
     "PHOTO_MAX_BYTES",
     "PHOTO_MAX_PIXELS",
     "JOB_RETENTION_DAYS",
+    "WEB_CONNECTIONS",
+    "STREAMS_PER_OWNER",
+    "HEARTBEAT_SECONDS",
 )
 NOT_NEGATIVE = ("MAX_RESUBMITS", "MAX_LOST_WORKERS")
 # What a column or a date can hold; and for the rest, of what is no typing error.
@@ -37,6 +40,7 @@ MOST = {
     "JOB_RETENTION_DAYS": 36_500,
     "STORAGE_PER_OWNER_BYTES": 2**60,
 }
+PREVIEW_METHODS = ("auto", "latent2rgb", "taesd", "default", "none")
 MOST_OF_THE_REST = 1_000_000_000
 URL_LENGTH = 200  # characters, of `Backend.name`
 # (smaller, larger): the first may not be above the second.
@@ -79,6 +83,11 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
         for url in settings.COMFY_URLS
         if not is_http_url(url)
     ]
+    if settings.GENFLOW_PREVIEW_METHOD not in PREVIEW_METHODS:
+        problems.append(
+            f"GENFLOW_PREVIEW_METHOD is {settings.GENFLOW_PREVIEW_METHOD!r}; set it to one of"
+            f" {', '.join(PREVIEW_METHODS)}."
+        )
     return [Error(problem, id=f"genflow.E{n:03}") for n, problem in enumerate(problems, 1)]
 
 

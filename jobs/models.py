@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -30,7 +30,9 @@ from jobs.status import FINAL, HELD, UNFINISHED, JobStatus, Step, sources_of
 
 logger = logging.getLogger(__name__)
 
+# What wakes workers, and what tells of a job (by its id) that something about it has changed.
 NOTIFY_CHANNEL = "genflow"
+NEWS_CHANNEL = "genflow_news"
 # One number for all submissions: the key of the advisory lock that makes the queue limits exact.
 SUBMISSION_LOCK = 0x67656E66
 PRIORITY_MAX = 100
@@ -137,11 +139,11 @@ def first_id_of(time: datetime) -> uuid.UUID:
     return uuid.UUID(int=(int(time.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
 
 
-def notify(message: str) -> None:
-    """Wake the workers when the current transaction commits. They poll as well: never needed, only faster."""
+def notify(message: str, channel: str = NOTIFY_CHANNEL) -> None:
+    """Tell whoever listens when the current transaction commits. They poll as well: never needed, only faster."""
     if settings.GENFLOW_NOTIFY:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [NOTIFY_CHANNEL, message])
+            cursor.execute("SELECT pg_notify(%s, %s)", [channel, message])
 
 
 class BackendQuerySet(models.QuerySet["Backend"]):
@@ -264,6 +266,18 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def finished(self) -> Self:
         return self.filter(status__in=FINAL)
+
+    def places_in_queue(self, ids: Collection[uuid.UUID]) -> dict[uuid.UUID, int]:
+        """Return which place (1: the next) those of these jobs have that are queued, in one pass over the queue."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT id, place FROM (
+                    SELECT id, row_number() OVER (ORDER BY priority DESC, turn, id) AS place
+                    FROM {self.model._meta.db_table} WHERE status = 'queued'
+                ) AS queue WHERE id = ANY(%s)""",  # noqa: S608 (a table's name of our own)
+                [list(ids)],
+            )
+            return dict(cursor.fetchall())
 
     def under_way_on(self, backend: Backend) -> list[str]:
         """Return the prompt ids of the jobs that a worker holds on this backend."""
@@ -413,7 +427,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     def _place(job: Job, free: Sequence[int]) -> None:
         """Give a job that has no backend, or must leave it, a free one that has not refused it."""
         if job.backend_id is not None:
-            job.checkpoints.all().delete()
+            job.forget_drawing()
             job.step = Step.UPLOAD
         job.backend_id = next((pk for pk in free if pk not in job.refused_by), free[0])
 
@@ -515,8 +529,15 @@ class JobQuerySet(models.QuerySet["Job"]):
         how = {"how": result["how"]} if "how" in result else {}
         job.record(JobEvent.Kind.STEP_FINISHED, step=step, **how)
 
-    def show_progress(self, job: Job, progress: dict[str, Any]) -> None:
-        self._write(job, JobStatus.RUNNING, progress=progress)
+    def show_progress(
+        self, job: Job, progress: dict[str, Any] | None, preview: Preview | None = None
+    ) -> None:
+        """Save how far a run is and, if there is a new one, its preview in place of the last."""
+        with transaction.atomic():
+            self._write(job, JobStatus.RUNNING, progress=progress)
+            if preview is not None:
+                preview.replace_last()
+            notify(str(job.pk), NEWS_CHANNEL)
 
     def succeed(
         self,
@@ -546,6 +567,7 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def _end(self, job: Job, to: JobStatus, **values: Any) -> None:
         self._write(job, to, step="", lease_expires_at=None, completed_at=Now(), **values)
+        Preview.drop(job)
 
     def retry(self, job: Job, failure: Failure, delay: timedelta, *, redraw: bool) -> None:
         """Send a job back for another attempt, after `delay`.
@@ -571,7 +593,7 @@ class JobQuerySet(models.QuerySet["Job"]):
                 **afresh,
             )
             if redraw:
-                job.checkpoints.all().delete()
+                job.forget_drawing()
             job.record(
                 JobEvent.Kind.RETRY, code=failure.code, seconds=round(delay.total_seconds(), 3)
             )
@@ -598,7 +620,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         with transaction.atomic():
             self._let_go(job, JobStatus.QUEUED, lease_expires_at=None, run_after=Now(), **moved)
             if not keep_backend:
-                job.checkpoints.all().delete()
+                job.forget_drawing()
             job.record(JobEvent.Kind.HANDED_BACK, reason=reason)
             notify("queued")
 
@@ -619,7 +641,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         }
         with transaction.atomic():
             self._write(job, JobStatus.RUNNING, lease_expires_at=Now() + lease, **again)
-            job.checkpoints.all().delete()
+            job.forget_drawing()
             job.record(JobEvent.Kind.RESUBMITTED)
         vars(job).update(again)
 
@@ -649,6 +671,7 @@ class JobQuerySet(models.QuerySet["Job"]):
                     job_id=job_id, kind=JobEvent.Kind.CANCEL_ASKED, facts={"by": by}
                 )
                 notify("cancel")
+                notify(str(job_id), NEWS_CHANNEL)
         return asked == 1
 
     def delete_for_owner(self, job_id: uuid.UUID) -> None:
@@ -879,11 +902,18 @@ class Job(models.Model):
             "worker_id": self.worker_id,
         }
 
+    def forget_drawing(self) -> None:
+        """Drop what was saved on the way to a drawing that is of no use any more."""
+        self.checkpoints.all().delete()
+        Preview.drop(self)
+
     def record(self, kind: JobEvent.Kind, **facts: Any) -> None:
-        """Write a line of the diary and of the log."""
+        """Write a line of the diary and of the log, and tell whoever watches the job."""
         JobEvent.objects.create(
             job=self, kind=kind, attempt=self.attempt, worker_id=self.worker_id, facts=facts
         )
+        if kind not in JobEvent.QUIET:
+            notify(str(self.pk), NEWS_CHANNEL)
         line = partial(logger.info, "job.%s", kind.value, extra=self.log_context() | facts)
         transaction.on_commit(line)  # what is rolled back did not happen
 
@@ -907,6 +937,35 @@ class Checkpoint(models.Model):
 
     def __str__(self) -> str:
         return f"{self.step} of {self.job_id}"
+
+
+class Preview(models.Model):
+    """The last glimpse of a drawing under way. It goes when the drawing ends."""
+
+    job = models.OneToOneField(
+        Job, on_delete=models.CASCADE, primary_key=True, related_name="preview"
+    )
+    node_id = models.CharField(max_length=200)
+    content_type = models.CharField(max_length=20)
+    image = models.BinaryField()
+    saved_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return f"preview of {self.job_id}"
+
+    @classmethod
+    def drop(cls, job: Job) -> None:
+        with connection.cursor() as cursor:  # once a job: a third of what delete() takes
+            cursor.execute(f"DELETE FROM {cls._meta.db_table} WHERE job_id = %s", [job.pk])  # noqa: S608
+
+    def replace_last(self) -> None:
+        """Save it, only in the transaction of a guarded write to the job."""
+        Preview.objects.bulk_create(
+            [self],
+            update_conflicts=True,
+            unique_fields=["job"],
+            update_fields=["node_id", "content_type", "image", "saved_at"],
+        )
 
 
 class AssetQuerySet(models.QuerySet["Asset"]):
@@ -1005,6 +1064,9 @@ class JobEvent(models.Model):
         FAILED = "failed"
         CANCELED = "canceled"
         OPERATOR = "operator"
+
+    # Of these a job's owner sees nothing. NOTIFY has its price: one lock for all commits that use it.
+    QUIET: ClassVar = (Kind.SUBMITTED, Kind.STEP_FINISHED)
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
     kind = models.CharField(max_length=20, choices=Kind)

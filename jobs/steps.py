@@ -31,8 +31,9 @@ from comfy.errors import (
 from comfy.events import EventStream, ProgressTracker
 from comfy.graph import OUTPUT_NODE
 from comfy.pictures import Picture, read_picture
+from comfy.previews import PreviewImage
 from jobs.leases import Lease
-from jobs.models import Asset, Backend, Job
+from jobs.models import Asset, Backend, Job, Preview
 from jobs.status import Step
 from jobs.wire import SUBFOLDER, expected_files, is_ours, on_the_wire, usable_prefixes
 
@@ -42,8 +43,13 @@ logger = logging.getLogger(__name__)
 SUBMIT_TIMEOUT: Final = 30.0
 # The part of what is left of the lease in which its answer must be there; the rest is for acting on it.
 SUBMIT_SHARE: Final = 0.9
-# Progress is written at most so often. Seconds.
+# Progress and previews are written at most so often. Seconds.
 PROGRESS_EVERY: Final = 0.5
+PREVIEW_EVERY: Final = 1.0
+# The word for "none", in ComfyUI's language.
+NO_PREVIEWS: Final = "none"
+# Characters, of a node's id in our rows.
+NODE_ID_LENGTH: Final = 200
 # Failed looks in a row before the attempt is given up.
 PATIENCE: Final = 5
 # Downloads of one picture before the run is taken for spoiled.
@@ -67,11 +73,12 @@ class Work:
     done: dict[str, dict[str, Any]]
     is_stopping: Callable[[], bool]
     renew: Callable[[], None]
-    show_progress: Callable[[dict[str, Any]], None]
+    show_progress: Callable[[dict[str, Any] | None, Preview | None], None]
     # The prompt ids of ours on this backend that somebody watches.
     under_way: Callable[[], Collection[str]]
     poll_seconds: float
     stall_seconds: float
+    preview_method: str
 
     def check(self) -> None:
         """Raise LeaseLost, CancelRequested or Stopping if the job is not to go on here."""
@@ -125,6 +132,7 @@ def submit(work: Work) -> dict[str, Any]:
             graph,
             prompt_id=work.job.prompt_id,
             client_id=work.job.prompt_id,
+            extra_data={"preview_method": work.preview_method},
             timeout=min(SUBMIT_TIMEOUT, SUBMIT_SHARE * work.lease.remaining()),
         )
     except UNKNOWN_OUTCOME:
@@ -167,7 +175,12 @@ def wait(work: Work) -> dict[str, Any]:
     Raises the run's own error, PromptLost, or BackendStuck after `stall_seconds` without a sign of life.
     """
     watch = Watch(work)
-    stream = EventStream(work.backend.url, client_id=work.job.prompt_id, on_message=watch.hear)
+    stream = EventStream(
+        work.backend.url,
+        client_id=work.job.prompt_id,
+        on_message=watch.hear,
+        on_preview=watch.see if work.preview_method != NO_PREVIEWS else None,
+    )
     stream.start()
     try:
         while (run := watch.look()) is None:
@@ -185,8 +198,9 @@ class Watch:
         self.tracker = ProgressTracker(work.job.graph, work.job.prompt_id)
         self.failures = 0
         self.signature: object = None
-        self.alive_at = self.shown_at = time.monotonic()
+        self.alive_at = self.shown_at = self.preview_shown_at = time.monotonic()
         self.progress: dict[str, Any] | None = None
+        self.preview: tuple[str, PreviewImage] | None = None  # node and image, not shown yet
         self.events = 0
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -197,6 +211,11 @@ class Watch:
         if message.get("type") == "executing" and message.get("data", {}).get("node") is None:
             # The one event that comes after the history entry is written (FACTS section 0, rule 3).
             self.work.lease.wake.set()
+
+    def see(self, image: PreviewImage) -> None:
+        """Take a preview (on the stream's thread): the newest counts."""
+        if (node_id := self.tracker.node_of(image)) is not None:
+            self.preview = node_id, image
 
     def look(self) -> Run | None:
         """Ask the backend about the run. None: not at an end yet."""
@@ -251,12 +270,30 @@ class Watch:
 
     def show(self) -> None:
         now = time.monotonic()
-        if (
-            self.progress not in (None, self.work.job.progress)
-            and now - self.shown_at >= PROGRESS_EVERY
-        ):
-            self.work.job.progress, self.shown_at = self.progress, now
-            self.work.show_progress(self.progress)
+        if now - self.shown_at < PROGRESS_EVERY:
+            return
+        preview = self.new_preview() if now - self.preview_shown_at >= PREVIEW_EVERY else None
+        if preview is not None:
+            self.preview_shown_at = now
+        elif self.progress in (None, self.work.job.progress):
+            return
+        self.shown_at = now
+        self.work.job.progress = self.progress or self.work.job.progress
+        self.work.show_progress(self.work.job.progress, preview)
+
+    def new_preview(self) -> Preview | None:
+        """Return what was seen since the last time, if it is an image."""
+        if self.preview is None:
+            return None
+        (node_id, image), self.preview = self.preview, None
+        if (content_type := image.content_type()) is None:
+            return None
+        return Preview(
+            job=self.work.job,
+            node_id=node_id[:NODE_ID_LENGTH],
+            content_type=content_type,
+            image=image.content,
+        )
 
 
 def chosen_files(job: Job, run: Run) -> Iterable[dict[str, Any]]:

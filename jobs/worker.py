@@ -42,7 +42,15 @@ from jobs.backoff import backoff
 from jobs.bell import Bell, Listener
 from jobs.housekeeping import HEARD_OF_LATELY, Housekeeper
 from jobs.leases import Lease, Renewer
-from jobs.models import Backend, CancelRequested, Failure, Job, LeaseLost, Terms
+from jobs.models import (
+    NOTIFY_CHANNEL,
+    Backend,
+    CancelRequested,
+    Failure,
+    Job,
+    LeaseLost,
+    Terms,
+)
 from jobs.outage import is_outage
 from jobs.status import JobStatus, Step
 from jobs.steps import STEPS, Stopping, Work, download, forget
@@ -79,26 +87,26 @@ class Options:
     stall: float
     cancel: float
     shutdown: float
+    preview_method: str
     drain: bool = False
 
     @classmethod
     def from_settings(cls, **changed: Any) -> Self:
-        return cls(
-            **{
-                "concurrency": settings.GENFLOW_CONCURRENCY,
-                "lease": settings.GENFLOW_LEASE_SECONDS,
-                "poll": settings.GENFLOW_POLL_SECONDS,
-                "prompts_per_backend": settings.GENFLOW_PROMPTS_PER_BACKEND,
-                "max_resubmits": settings.GENFLOW_MAX_RESUBMITS,
-                "max_lost_workers": settings.GENFLOW_MAX_LOST_WORKERS,
-                "retry_base": settings.GENFLOW_RETRY_BASE_SECONDS,
-                "retry_max": settings.GENFLOW_RETRY_MAX_SECONDS,
-                "stall": settings.GENFLOW_STALL_SECONDS,
-                "cancel": settings.GENFLOW_CANCEL_SECONDS,
-                "shutdown": settings.GENFLOW_SHUTDOWN_SECONDS,
-            }
-            | changed
-        )
+        values: dict[str, Any] = {
+            "concurrency": settings.GENFLOW_CONCURRENCY,
+            "lease": settings.GENFLOW_LEASE_SECONDS,
+            "poll": settings.GENFLOW_POLL_SECONDS,
+            "prompts_per_backend": settings.GENFLOW_PROMPTS_PER_BACKEND,
+            "max_resubmits": settings.GENFLOW_MAX_RESUBMITS,
+            "max_lost_workers": settings.GENFLOW_MAX_LOST_WORKERS,
+            "retry_base": settings.GENFLOW_RETRY_BASE_SECONDS,
+            "retry_max": settings.GENFLOW_RETRY_MAX_SECONDS,
+            "stall": settings.GENFLOW_STALL_SECONDS,
+            "cancel": settings.GENFLOW_CANCEL_SECONDS,
+            "shutdown": settings.GENFLOW_SHUTDOWN_SECONDS,
+            "preview_method": settings.GENFLOW_PREVIEW_METHOD,
+        }
+        return cls(**values | changed)
 
     @property
     def terms(self) -> Terms:
@@ -119,7 +127,7 @@ class Worker:
         self._broken = False
         self.renewer = Renewer(options.lease, options.poll, self._stopping)
         self.bell = Bell()
-        self.listener = Listener(self.heard)
+        self.listener = Listener(NOTIFY_CHANNEL, self.heard)
         self.housekeeper = Housekeeper(self.backends, every_seconds=min(5.0, options.lease / 3))
 
     # --- the process ---
@@ -260,12 +268,13 @@ class Worker:
                 done=done,
                 is_stopping=self._stopping.is_set,
                 renew=lambda: self._save(lease, self.renewer.renew, [lease]),
-                show_progress=lambda progress: self._save(
-                    lease, Job.objects.show_progress, job, progress
+                show_progress=lambda progress, preview: self._save(
+                    lease, Job.objects.show_progress, job, progress, preview
                 ),
                 under_way=lambda: self._save(lease, Job.objects.under_way_on, work.backend),
                 poll_seconds=self.options.poll,
                 stall_seconds=self.options.stall,
+                preview_method=self.options.preview_method,
             )
             try:
                 self._attempt(work)

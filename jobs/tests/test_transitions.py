@@ -15,6 +15,7 @@ from jobs.models import (
     Failure,
     Job,
     LeaseLost,
+    Preview,
     QueueFull,
 )
 from jobs.status import FINAL, TRANSITIONS, JobStatus, Step, sources_of
@@ -34,11 +35,15 @@ pytestmark = pytest.mark.django_db
 FAILURE = Failure("unknown", "It went wrong.", "3", "KSampler", "Traceback")
 
 
+def preview_of(job: Job, image: bytes = b"image") -> Preview:
+    return Preview(job=job, node_id="3", content_type="image/jpeg", image=image)
+
+
 def holder_writes(job: Job) -> dict[str, Any]:
     """Everything a holder can write, as calls."""
     return {
         "checkpoint": lambda: Job.objects.checkpoint(job, Step.UPLOAD, {}, LEASE),
-        "show_progress": lambda: Job.objects.show_progress(job, {"value": 0.5}),
+        "show_progress": lambda: Job.objects.show_progress(job, {"value": 0.5}, preview_of(job)),
         "succeed": lambda: Job.objects.succeed(job, [], {}),
         "fail": lambda: Job.objects.fail(job, FAILURE),
         "retry": lambda: Job.objects.retry(job, FAILURE, timedelta(), redraw=True),
@@ -64,6 +69,7 @@ def test_a_worker_that_lost_its_lease_changes_nothing(write: str) -> None:
 
     assert Job.objects.values().get(pk=held.pk) == before
     assert not held.checkpoints.exists()
+    assert not Preview.objects.exists()
     assert diary(held) == ["submitted", "claimed", "claimed"]
 
 
@@ -96,6 +102,34 @@ def test_every_final_status_is_final() -> None:
     assert {status for status, targets in TRANSITIONS.items() if not targets} == set(FINAL)
     assert JobStatus.SUCCEEDED not in TRANSITIONS[JobStatus.CANCELING]
     assert sources_of(JobStatus.QUEUED) == [JobStatus.RUNNING]
+
+
+def test_the_last_preview_is_kept_while_its_drawing_goes_on() -> None:
+    held = claim_new_job("w1")
+    Job.objects.show_progress(held, {"value": 0.5}, preview_of(held))
+    first = Preview.objects.get().saved_at
+    let_lease_expire(held)
+    again = claim("w2")
+    assert again is not None
+    Job.objects.show_progress(again, {"value": 0.6}, preview_of(again, b"another"))
+    Job.objects.checkpoint(again, Step.UPLOAD, {}, LEASE)
+    Job.objects.hand_back(again, "worker_stopped")
+
+    kept = Preview.objects.get()
+    assert bytes(kept.image) == b"another"
+    assert kept.saved_at > first
+
+
+@pytest.mark.parametrize("write", ["succeed", "fail", "finish_cancel", "retry", "resubmit"])
+def test_the_preview_goes_with_its_drawing(write: str) -> None:
+    held = claim_new_job()
+    Job.objects.show_progress(held, None, preview_of(held))
+    if write == "finish_cancel":
+        Job.objects.cancel(held.pk, by="owner")
+
+    holder_writes(held)[write]()
+
+    assert not Preview.objects.exists()
 
 
 def test_a_checkpoint_is_saved_once_and_renews_the_lease() -> None:
