@@ -337,8 +337,6 @@ GENFLOW_PHOTO_MAX_PIXELS: int = env.int("GENFLOW_PHOTO_MAX_PIXELS", default=64_0
 GENFLOW_JOB_RETENTION_DAYS: float = env.float("GENFLOW_JOB_RETENTION_DAYS", default=30)
 # Requests that a web process works on at once, each on a thread and a database connection of its own.
 GENFLOW_WEB_CONNECTIONS: int = env.int("GENFLOW_WEB_CONNECTIONS", default=20)
-# Event streams of one owner at once in a web process.
-GENFLOW_STREAMS_PER_OWNER: int = env.int("GENFLOW_STREAMS_PER_OWNER", default=20)
 # Seconds after which a silent event stream says that it is still there.
 GENFLOW_HEARTBEAT_SECONDS: float = env.float("GENFLOW_HEARTBEAT_SECONDS", default=15)
 # How long the link to a picture works.

@@ -44,7 +44,7 @@ SENTENCES: Final[Mapping[type[Exception], str]] = {
     Throttled: "You send requests too fast. Wait as long as Retry-After says.",
 }
 # Seconds: about what a failover or a restart takes.
-DATABASE_RETRY_AFTER: Final = 5
+RETRY_AFTER: Final = 5
 UNREADABLE: Final = "The request cannot be read."
 DATABASE_AWAY: Final = (
     "database_unavailable",
@@ -113,7 +113,7 @@ def _translated(exc: Exception) -> Exception:
             return ApiError(400, CODES[400], UNREADABLE)
         case DatabaseError() if is_outage(exc):
             logger.warning("database.away", extra={"reason": str(exc).strip()})
-            return ApiError(503, *DATABASE_AWAY, retry_after=DATABASE_RETRY_AFTER)
+            return ApiError(503, *DATABASE_AWAY, retry_after=RETRY_AFTER)
     return exc
 
 
@@ -141,10 +141,19 @@ def server_error(request: HttpRequest) -> HttpResponse:
     """The answer to what no view foresaw."""
     exc = sys.exception()
     if isinstance(exc, DatabaseError) and is_outage(exc):
-        away = refusal(request.path, 503, *DATABASE_AWAY)
-        away["Retry-After"] = str(DATABASE_RETRY_AFTER)
-        return away
+        return later(request.path, *DATABASE_AWAY)
     return refusal(request.path, 500, "server_error", "Something went wrong here.")
+
+
+def busy(path: str) -> HttpResponse:
+    """The answer to a request that would have to wait too long for its turn."""
+    return later(path, "server_busy", "The server has too much to do. Try again soon.")
+
+
+def later(path: str, code: str, message: str) -> HttpResponse:
+    response = refusal(path, 503, code, message)
+    response["Retry-After"] = str(RETRY_AFTER)
+    return response
 
 
 def refusal(path: str, status: int, code: str, message: str) -> HttpResponse:

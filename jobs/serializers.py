@@ -5,12 +5,15 @@ from __future__ import annotations
 import binascii
 import json
 import re
+import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 from uuid import UUID
 
+from blake3 import blake3
+from django.conf import settings
 from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, When
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, QueryDict
@@ -31,6 +34,7 @@ METADATA_PAIRS: Final = 16
 METADATA_KEY: Final = 64  # characters
 METADATA_VALUE: Final = 500
 PRIORITY: Final = graph.Range(-PRIORITY_MAX, PRIORITY_MAX, step=1)
+WAIT: Final = graph.Range(0, 60)  # seconds
 LORA_NAME: Final = 255  # characters
 METADATA_FILTER: Final = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 
@@ -165,6 +169,12 @@ class PortraitSerializer(StrictSerializer):
         return value
 
 
+class WaitSerializer(serializers.Serializer[Any]):
+    """How many seconds an answer may be held back."""
+
+    wait = NumberField(WAIT)
+
+
 class JobListSerializer(StrictSerializer):
     """The query of a list: status, limit, cursor, and any metadata[key]=value."""
 
@@ -256,6 +266,18 @@ def job_json(job: Job, request: HttpRequest) -> dict[str, Any]:
             "image": reverse("job-image", args=[job.pk]),
         },
     }
+
+
+def version_of(job: Job) -> str:
+    """Return an ETag that changes with the job's status, attempts, next try and outputs.
+
+    Weak, as it leaves out what moves all the time: progress, and the place in the queue.
+    """
+    parts = [job.status, job.attempt, job.resubmits, job.error and job.run_after]
+    outputs = [str(asset.pk) for asset in job.outputs.all()]
+    if outputs:  # their links end: whoever asks again and again gets new ones in time
+        outputs.append(str(time.time() // (settings.SIGNED_URL_LIFETIME.total_seconds() / 3)))
+    return f'W/"{blake3(repr([*parts, outputs]).encode()).hexdigest(16)}"'
 
 
 def list_item_json(job: Job, request: HttpRequest) -> dict[str, Any]:

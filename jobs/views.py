@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
-from django.http import HttpResponse, QueryDict
+from django.http import HttpResponse, QueryDict, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
+from django.utils.http import parse_etags
 from rest_framework.parsers import MultiPartParser
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from jobs.auth import Pass
 from jobs.errors import ApiError
 from jobs.idempotency import once_per_key
 from jobs.links import is_signed
@@ -32,7 +35,10 @@ from jobs.serializers import (
     job_json,
     list_item_json,
     shown,
+    version_of,
 )
+from jobs.streams import Stream
+from jobs.waits import Held, asked_wait, hub_of
 
 
 class ApiView(APIView):
@@ -110,7 +116,16 @@ class JobsView(ApiView):
 
 class JobView(ApiView):
     def get(self, request: Request, pk: UUID) -> Response:
-        return Response(job_json(own_job(request, pk), request))
+        seconds, headers = asked_wait(request)
+        job = own_job(request, pk)
+        version = version_of(job)
+        known = parse_etags(request.headers.get("If-None-Match", ""))
+        is_known = version in known or known == ["*"]
+        hub, until = hub_of(request), None
+        if hub and seconds and not job.is_final and (is_known or not known):
+            until = partial(hub.change, job.pk, Pass.of(request), version, seconds)
+        answer = {"status": 304} if is_known else {"data": job_json(job, request)}
+        return Held(**answer, headers=headers | {"ETag": version}, until=until)
 
     def delete(self, request: Request, pk: UUID) -> Response:
         Job.objects.delete_for_owner(own_job(request, pk).pk)
@@ -124,9 +139,17 @@ class CancelJobView(ApiView):
 
 
 class JobEventsView(ApiView):
-    def get(self, request: Request, pk: UUID) -> Response:
-        own_job(request, pk)
-        raise ApiError(501, "not_implemented", "There is no event stream here; poll the job.")
+    http_method_names = ["get", "options"]
+
+    def get(self, request: Request, pk: UUID) -> StreamingHttpResponse:
+        job = own_job(request, pk)
+        if (hub := hub_of(request)) is None:
+            raise ApiError(501, "not_implemented", "There is no event stream here; poll the job.")
+        response = StreamingHttpResponse(
+            Stream(hub, job.pk, request), content_type="text/event-stream"
+        )
+        response["X-Accel-Buffering"] = "no"  # proxies are to pass each event on as it comes
+        return response
 
 
 class JobImageView(ApiView):

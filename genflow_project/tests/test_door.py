@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.conf import settings
 
+from genflow_project import door
 from genflow_project.asgi import application
 from jobs.models import Job
 from jobs.tests.helpers import make_user, photo_bytes
@@ -18,18 +22,20 @@ MEGABYTE = bytes(2**20)
 FORM = "multipart/form-data; boundary=XX"
 
 
-def post(
-    path: str, body: Iterable[bytes] = (), *, query: bytes = b"", **headers: str
-) -> tuple[int, bytes]:
-    """Send a request the way a web server hands it over, its body in these pieces."""
+def scope_of(path: str, method: str = "POST", query: bytes = b"", **headers: str) -> dict[str, Any]:
     names = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
-    scope: dict[str, Any] = {
+    return {
         "type": "http",
-        "method": "POST",
+        "method": method,
         "path": path,
         "query_string": query,
         "headers": [*({b"host": b"localhost"} | names).items()],
     }
+
+
+def post(path: str, body: Iterable[bytes] = (), **details: Any) -> tuple[int, bytes]:
+    """Send a request the way a web server hands it over, its body in these pieces."""
+    scope = scope_of(path, **details)
     messages: Iterator[dict[str, Any]] = chain(
         ({"type": "http.request", "body": piece, "more_body": True} for piece in body),
         [{"type": "http.request", "body": b""}],
@@ -45,11 +51,11 @@ def post(
 
     async def send(message: Any) -> None:
         answer.append(message)
-        if len(answer) == 2:
+        if len(answer) > 1 and not message.get("more_body"):
             answered.set()
 
     async_to_sync(application)(scope, receive, send)
-    return answer[0]["status"], answer[1]["body"]
+    return answer[0]["status"], b"".join(piece.get("body", b"") for piece in answer[1:])
 
 
 def code_of(body: bytes) -> str:
@@ -122,3 +128,66 @@ def test_a_form_may_come_in_chunks_without_a_length() -> None:
     )
 
     assert (status, Job.objects.count()) == (201, 1)
+
+
+def test_a_file_is_sent_whole() -> None:
+    status, body = post("/static/genflow.css", method="GET")
+
+    assert (status, body) == (200, (settings.BASE_DIR / "static/genflow.css").read_bytes())
+
+
+@pytest.fixture
+def crowd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All threads are taken, for longer than anybody waits."""
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as threads, monkeypatch.context() as patch:
+        threads.submit(done.wait)
+        patch.setattr(application, "threads", threads)
+        patch.setattr(door, "THREAD_SECONDS", 0.05)
+        yield
+        done.set()
+
+
+@pytest.mark.usefixtures("crowd")
+def test_who_would_wait_too_long_is_asked_to_come_again() -> None:
+    status, body = post(f"{API}/portraits")
+
+    assert (status, code_of(body)) == (503, "server_busy")
+
+
+@pytest.mark.usefixtures("crowd")
+def test_the_process_lives_however_busy_it_is() -> None:
+    assert post("/healthz") == (200, b'{"status": "ok"}')
+
+
+@pytest.mark.usefixtures("crowd")
+def test_a_client_that_has_left_is_not_answered() -> None:
+    messages: Iterator[dict[str, Any]] = iter(
+        [{"type": "http.request", "body": b""}, {"type": "http.disconnect"}]
+    )
+    answer: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        answer.append(message)
+
+    async_to_sync(application)(scope_of("/login/"), receive, send)
+
+    assert answer == []
+
+
+def test_a_client_that_takes_nothing_in_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SEND_SECONDS", 0.05)
+    messages = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    async def send(message: Any) -> None:
+        await asyncio.Event().wait()
+
+    async_to_sync(application)(scope_of("/nowhere"), receive, send)

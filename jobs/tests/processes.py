@@ -7,14 +7,18 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from django.conf import settings
 from django.db import connection
 
-ADDRESS: Final = re.compile(r"http://127\.0\.0\.1:\d+")
+from jobs.tests.helpers import wait_until
+
+ADDRESS: Final = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 
 
 def database_url() -> str:
@@ -82,28 +86,35 @@ def worker_process(url: str, *arguments: str, **changed: Any) -> Iterator[Worker
         worker.process.stderr.close()
 
 
+class WebProcess:
+    """A web server on a free port, with its log in a file."""
+
+    def __init__(self, log: Path, **changed: Any) -> None:
+        self._log = log
+        command = ["-m", "uvicorn", "genflow_project.asgi:application", "--port", "0"]
+        where = {"ALLOWED_HOSTS": "127.0.0.1", "SECRET_KEY": settings.SECRET_KEY}
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(  # noqa: S603 (our own interpreter)
+                [sys.executable, *command],
+                cwd=settings.BASE_DIR,
+                env=environment(**where | changed),
+                stdout=file,
+                stderr=file,
+            )
+        found = wait_until(lambda: ADDRESS.search(self.log()))
+        assert found
+        self.url = found[1]
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+
 @contextmanager
-def web_process(**changed: Any) -> Iterator[str]:
-    """A web server on a free port. Yields its address."""
-    command = [
-        "-m",
-        "uvicorn",
-        "genflow_project.asgi:application",
-        "--port",
-        "0",
-        "--no-access-log",
-    ]
-    process = subprocess.Popen(  # noqa: S603 (our own interpreter)
-        [sys.executable, *command],
-        cwd=settings.BASE_DIR,
-        env=environment(ALLOWED_HOSTS="127.0.0.1", PYTHONWARNINGS="default", **changed),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
-        yield next(found[0] for line in process.stderr if (found := ADDRESS.search(line)))
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+def web_process(**changed: Any) -> Iterator[WebProcess]:
+    with tempfile.TemporaryDirectory(prefix="genflow-web-") as folder:
+        web = WebProcess(Path(folder) / "log", **changed)
+        try:
+            yield web
+        finally:
+            web.process.kill()
+            web.process.wait()

@@ -294,7 +294,7 @@ def test_a_request_that_dies_half_way_blocks_nobody() -> None:
 @pytest.fixture
 def two_servers() -> Iterator[list[str]]:
     with web_process() as one, web_process() as other:
-        yield [one, other]
+        yield [one.url, other.url]
 
 
 @pytest.mark.django_db(transaction=True)
