@@ -26,6 +26,7 @@ from jobs.serializers import (
     MetadataField,
     NumberField,
     PortraitSerializer,
+    WaitSerializer,
 )
 from jobs.status import JobStatus
 
@@ -230,8 +231,18 @@ OPERATIONS: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
     },
     ("job", "get"): {
         "operation_id": "getJob",
-        "summary": "One job, as it is now",
-        "responses": {200: JOB},
+        "summary": "One job, as it is now or when it has changed",
+        "description": "The ETag changes with the status, the attempt, the next try and the outputs, not with progress"
+        " or the place in the queue. With `wait` the answer is held back until it does, or time is up.",
+        "parameters": [
+            WaitSerializer,
+            header("Prefer", "`wait=30`: the same as `wait`, and nothing is refused."),
+            header(
+                "If-None-Match",
+                "An ETag: 304 if it is still right. `wait` goes by it, if it is given.",
+            ),
+        ],
+        "responses": {200: JOB, 304: OpenApiResponse(description="It has not changed.")},
     },
     ("job", "delete"): {
         "operation_id": "deleteJob",
@@ -249,7 +260,14 @@ OPERATIONS: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
     ("job-events", "get"): {
         "operation_id": "getJobEvents",
         "summary": "What happens to a job, as it happens",
-        "responses": {(200, "text/event-stream"): OpenApiResponse(str, "The stream of events.")},
+        "description": "Server-Sent Events: at first how things stand, then what changes. `status` holds `status` and"
+        " `queue_position`; `progress`, `preview` (`node_id`, `content_type`, `data_base64`) and `output` what the"
+        " job's own fields do. The stream ends after a final `status`. One that ends earlier may be opened again.",
+        "parameters": [header("Last-Event-ID", "Of the last preview: it is not sent again.")],
+        "responses": {
+            (200, "text/event-stream"): OpenApiResponse(str, "The stream of events."),
+            501: OpenApiResponse(ErrorSerializer, "`not_implemented`: poll the job."),
+        },
     },
     ("job-image", "get"): {
         "operation_id": "getJobImage",
@@ -344,7 +362,7 @@ REFUSALS: Final = {
     415: "`unsupported_media_type`: send the content type that is named here.",
     422: "`invalid_request` and the like: `details` names each field and what is wrong with it.",
     429: "`rate_limited` and the like: wait for as long as `Retry-After` says.",
-    503: "`database_unavailable`: try again after `Retry-After` seconds.",
+    503: "`database_unavailable` or `server_busy`: try again after `Retry-After` seconds.",
 }
 
 
