@@ -27,6 +27,36 @@ def test_bytes_come_back_as_they_were_whatever_their_size() -> None:
         assert default_storage.size(name) == size
 
 
+def test_a_file_is_read_from_wherever_one_likes() -> None:
+    content = os.urandom(2 * CHUNK_BYTES + 9)
+    name = default_storage.save("assets/x", ContentFile(content))
+
+    with default_storage.open(name) as file:
+        for first, size in [
+            (CHUNK_BYTES - 2, 4),
+            (0, 3),
+            (2 * CHUNK_BYTES, 99),
+            (5 * CHUNK_BYTES, 1),
+        ]:
+            file.seek(first)
+            assert file.read(size) == content[first : first + size]
+        assert file.seek(-4, os.SEEK_END) == file.tell() == len(content) - 4
+        assert file.read() == content[-4:]
+        with pytest.raises(ValueError, match="nothing at -1"):
+            file.seek(-1)
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_no_shorter_one() -> None:
+    name = default_storage.save("assets/x", ContentFile(bytes(3 * CHUNK_BYTES)))
+    file = default_storage.open(name)
+    file.read(CHUNK_BYTES)
+
+    default_storage.delete(name)
+
+    with pytest.raises(FileNotFoundError):
+        file.read(CHUNK_BYTES)
+
+
 def test_a_deleted_file_leaves_no_chunk() -> None:
     name = default_storage.save("assets/x", ContentFile(b"abc"))
 
