@@ -8,9 +8,11 @@ import threading
 import zlib
 from dataclasses import dataclass
 from io import BytesIO
+from tempfile import TemporaryFile
 from typing import Any, Final, Protocol
 
-from django.core.files.uploadhandler import TemporaryFileUploadHandler
+from django.core.files.uploadedfile import UploadedFile
+from django.core.files.uploadhandler import FileUploadHandler, TemporaryFileUploadHandler
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # an MPO opens as a JPEG
@@ -74,10 +76,19 @@ class Readable(Protocol):
 
 
 class NamelessUploadHandler(TemporaryFileUploadHandler):
-    """Keeps the user's file name out of the temporary file's: a long ending or a NUL in it is an error there."""
+    """Writes to files without a name on the disk.
 
-    def new_file(self, field_name: str, file_name: str, *args: Any, **kwargs: Any) -> None:
-        super().new_file(field_name, "upload", *args, **kwargs)
+    The system takes them away however the process ends, and a user's file name, in which a long ending or a NUL
+    is an error, is no part of theirs.
+    """
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        FileUploadHandler.new_file(self, *args, **kwargs)
+        file = TemporaryFile()  # noqa: SIM115 (closed by the request)
+        self.file = UploadedFile(file, "upload", self.content_type)  # type: ignore[assignment]
+
+    def upload_interrupted(self) -> None:
+        self.file.close()
 
 
 def read_photo(file: Readable, *, max_bytes: int, max_pixels: int) -> Photo:
