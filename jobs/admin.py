@@ -18,9 +18,11 @@ from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest, PermissionDenied, ValidationError
 from django.core.paginator import Paginator
+from django.db import transaction
 from django.db.models import F, Model, Q, QuerySet
 from django.db.models.fields.json import KT
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -39,6 +41,7 @@ from jobs.models import (
     Job,
     NoRoom,
     OwnerLimits,
+    discard,
     first_id_of,
 )
 from jobs.pages import asset_response
@@ -614,7 +617,7 @@ class AssetAdmin(ForLooking):
         )
         return [file_url, *super().get_urls()]
 
-    def file_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def file_view(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
         if not self.has_view_permission(request):
             raise PermissionDenied
         return asset_response(request, get_object_or_404(Asset, pk=pk))
@@ -659,5 +662,17 @@ admin.site.unregister(User)
 
 @admin.register(User)
 class OwnerAdmin(UserAdmin):  # type: ignore[type-arg]
+    """Whoever is deleted takes jobs and files along."""
+
     def get_inlines(self, request: HttpRequest, obj: User | None) -> Any:
         return [OwnerLimitsInline] if obj else []
+
+    def delete_model(self, request: HttpRequest, obj: User) -> None:
+        with transaction.atomic():
+            files = set(Asset.objects.filter(owner=obj).values_list("file", flat=True))
+            obj.delete()
+            discard(files)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
+        for user in queryset:
+            self.delete_model(request, user)

@@ -20,8 +20,8 @@ from rest_framework.exceptions import APIException, NotAuthenticated, Throttled,
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_exception_handler
 
-from jobs.models import KeyInFlight, KeyReused, NoRoom
-from jobs.outage import is_outage
+from jobs.models import AssetGone, KeyInFlight, KeyReused, NoRoom
+from jobs.outage import StorageAway, is_outage
 from jobs.photos import BadPhoto
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,10 @@ UNREADABLE: Final = "The request cannot be read."
 DATABASE_AWAY: Final = (
     "database_unavailable",
     "The database cannot be reached. Try again soon.",
+)
+STORAGE_AWAY: Final = (
+    "storage_unavailable",
+    "The store of the pictures cannot be reached. Try again soon.",
 )
 KEY_REUSED: Final = (
     "idempotency_key_reuse",
@@ -111,10 +115,22 @@ def _translated(exc: Exception) -> Exception:
             return ApiError(413, CODES[413], "The text fields are too large.")
         case SuspiciousOperation():
             return ApiError(400, CODES[400], UNREADABLE)
-        case DatabaseError() if is_outage(exc):
-            logger.warning("database.away", extra={"reason": str(exc).strip()})
-            return ApiError(503, *DATABASE_AWAY, retry_after=RETRY_AFTER)
+        case AssetGone():
+            return ApiError(
+                422, "missing_asset", "An asset that it needs is gone. Upload it again."
+            )
+    if outage := _outage(exc):
+        what = outage[0].partition("_")[0]
+        logger.warning("%s.away", what, extra={"reason": str(exc).strip()})
+        return ApiError(503, *outage, retry_after=RETRY_AFTER)
     return exc
+
+
+def _outage(exc: BaseException | None) -> tuple[str, str] | None:
+    """Return code and sentence if what we keep things in is away."""
+    if isinstance(exc, StorageAway):
+        return STORAGE_AWAY
+    return DATABASE_AWAY if isinstance(exc, DatabaseError) and is_outage(exc) else None
 
 
 def invalid(details: Any) -> ApiError:
@@ -139,9 +155,8 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """The answer to what no view foresaw."""
-    exc = sys.exception()
-    if isinstance(exc, DatabaseError) and is_outage(exc):
-        return later(request.path, *DATABASE_AWAY)
+    if outage := _outage(sys.exception()):
+        return later(request.path, *outage)
     return refusal(request.path, 500, "server_error", "Something went wrong here.")
 
 

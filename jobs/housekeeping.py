@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
+from django.core.files.storage import default_storage
 from django.db import Error as DatabaseError
 from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Value
@@ -17,6 +18,7 @@ from django.db.models.functions import Now, Replace
 from comfy.client import ComfyClient
 from comfy.errors import ComfyError, ErrorKind
 from jobs.models import Asset, Backend, Blob, IdempotencyKey, Job
+from jobs.outage import StorageAway
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +28,6 @@ UNATTENDED_AFTER: Final = timedelta(minutes=1)
 HEARD_OF_LATELY: Final = timedelta(minutes=10)
 SWEEP_EVERY: Final = 60.0  # seconds
 SWEEP_BATCH: Final = 100
-# Bytes are stored before the row that names them; after this none will come any more.
-ORPHAN_AGE: Final = timedelta(days=1)
 # The key of the advisory lock: one worker sweeps at a time.
 SWEEP_LOCK: Final = 0x67656E67
 
@@ -58,7 +58,7 @@ class Housekeeper:
     def _try(self, chore: Callable[[], None]) -> None:
         try:
             chore()
-        except DatabaseError as exc:
+        except (DatabaseError, StorageAway) as exc:
             logger.warning("worker.chore_failed", extra={"reason": str(exc).strip()})
             connection.close()
 
@@ -91,16 +91,17 @@ class Housekeeper:
 
 
 def sweep() -> None:
-    """Delete jobs past their time and bytes that no row names, in bounded batches, one worker at a time."""
+    """Delete what is past its time, in bounded batches, one worker at a time; then bytes that no row names."""
     while True:
         with transaction.atomic():
             if not take_sweep_lock():
                 return
             expired = Job.objects.finished().filter(expires_at__lt=Now())
-            swept = expired[:SWEEP_BATCH].purge() + Job.objects.purge_deleted() + sweep_orphans()
-            swept += sweep_keys()
+            swept = expired[:SWEEP_BATCH].purge() + Job.objects.purge_deleted()
+            swept += sweep_uploads() + sweep_keys()
         if swept < SWEEP_BATCH:
-            return
+            break
+    sweep_orphans()
 
 
 def take_sweep_lock() -> bool:
@@ -109,15 +110,21 @@ def take_sweep_lock() -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def sweep_orphans() -> int:
+def sweep_uploads() -> int:
+    expired = Asset.objects.expired()
+    batch = expired.values_list("pk", flat=True)[:SWEEP_BATCH]
+    return expired.filter(pk__in=list(batch)).delete_with_files()
+
+
+def sweep_orphans() -> None:
     # A thumbnail is named after its picture.
     file = Replace("name", Value("thumbnails/"), Value("assets/"))
     named = Asset.objects.filter(file=OuterRef("asset_file"))
-    old = Blob.objects.filter(created_at__lt=Now() - ORPHAN_AGE).annotate(asset_file=file)
-    orphans = old.filter(~Exists(named))
-    blobs = list(orphans.values_list("pk", flat=True)[:SWEEP_BATCH])
-    Blob.objects.filter(pk__in=blobs).delete()
-    return len(blobs)
+    left = Blob.objects.filter(kept_until__lt=Now()).annotate(asset_file=file)
+    orphans = left.filter(~Exists(named)).values_list("name", flat=True)
+    while names := list(orphans[:SWEEP_BATCH]):
+        for name in names:
+            default_storage.delete(name)
 
 
 def sweep_keys() -> int:

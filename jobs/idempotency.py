@@ -16,7 +16,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from jobs.errors import CODES, UNREADABLE, ApiError
-from jobs.models import AlreadyMade, IdempotencyKey, Once
+from jobs.models import AlreadyMade, IdempotencyKey, Once, hash_of
 
 KEY: Final = re.compile(r"(?!.*%00)[\x21-\x7e]{1,255}")  # printable ASCII without spaces
 
@@ -88,8 +88,6 @@ def fingerprint(path: str, data: Any) -> str:
 
 
 def _file_hash(file: UploadedFile[bytes]) -> dict[str, str]:
-    hasher = blake3()
-    for chunk in file.chunks():
-        hasher.update(chunk)
+    content_hash = hash_of(file)
     file.seek(0)
-    return {"blake3": hasher.hexdigest()}
+    return {"blake3": content_hash}

@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Self
 import uuid_utils.compat
 from blake3 import blake3
 from django.conf import settings
-from django.core.files.base import ContentFile
+from django.core.files.base import ContentFile, File
+from django.core.files.storage import default_storage
 from django.core.validators import MinValueValidator
 from django.db import connection, models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Sum, Value, When
@@ -39,6 +40,10 @@ PRIORITY_MAX = 100
 PRIORITY_STEP = 10  # what an operator raises it by at a time
 KEY_LIFETIME = timedelta(hours=24)
 PURGE_BATCH = 100  # jobs
+# The first of two numbers, the second is an owner's: the key of `lock_assets`.
+ASSETS_LOCK = 0x67656E68
+# Bytes are stored before the row that names them; after this none will come any more.
+ORPHAN_AGE = timedelta(days=1)
 
 
 class LeaseLost(Exception):
@@ -58,6 +63,10 @@ class NoRoom(Exception):
     status: int
     code: str
     retry_after: int | None = None  # seconds; None: waiting does not help
+
+
+class AssetGone(Exception):
+    """An input of a new job was deleted in the meantime; nothing was written."""
 
 
 class QueueFull(NoRoom):
@@ -144,6 +153,17 @@ def notify(message: str, channel: str = NOTIFY_CHANNEL) -> None:
     if settings.GENFLOW_NOTIFY:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, %s)", [channel, message])
+
+
+def lock_assets(*owner_ids: int) -> None:
+    """Keep others from minting, using and deleting assets of these owners until the transaction ends.
+
+    Which asset is used and which bytes are shared is known to whoever has looked after this. Of the locks that
+    are waited for it comes after those on a job's row and a key, and before the submission's.
+    """
+    with connection.cursor() as cursor:
+        for owner_id in sorted(owner_ids):
+            cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [ASSETS_LOCK, owner_id])
 
 
 class BackendQuerySet(models.QuerySet["Backend"]):
@@ -296,17 +316,22 @@ class JobQuerySet(models.QuerySet["Job"]):
         retention: timedelta,
         once: Once | None = None,
     ) -> Job:
-        """Queue a new job and wake the workers, or raise QueueFull and store nothing.
+        """Queue a new job and wake the workers, or raise QueueFull or AssetGone and store nothing.
 
         once: of the request that asks for it. Raises what `IdempotencyKey.objects.spend` does.
         """
+        wanted = {asset.pk for asset in inputs}
         with transaction.atomic():
             if once is not None:
                 IdempotencyKey.objects.spend(once, job.pk)
+            lock_assets(job.owner_id)
+            found = list(Asset.objects.filter(pk__in=wanted))
+            if len(found) < len(wanted):
+                raise AssetGone
             self._check_room(job.owner_id, queue_limit, queue_limit_per_owner)
             job.turn = self._next_turn(job)
             job.save(force_insert=True)
-            job.inputs.set(inputs)
+            job.inputs.set(found)
             self.filter(pk=job.pk).update(expires_at=Now() + retention)
             job.record(JobEvent.Kind.SUBMITTED)
             notify("queued")
@@ -689,6 +714,8 @@ class JobQuerySet(models.QuerySet["Job"]):
             jobs.update(deleted_at=Now())
             for job_id in under_way:
                 self.cancel(job_id, by="owner")
+            lock_assets(owner.pk)
+            Asset.objects.filter(owner=owner).uploads().update(expires_at=Now())
         self.filter(owner=owner).purge_deleted()
         Asset.objects.filter(owner=owner, job=None, used_by=None).delete_with_files()
 
@@ -744,15 +771,8 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.filter(status__in=FINAL).exclude(deleted_at=None)[:PURGE_BATCH].purge()
 
     def purge(self) -> int:
-        """Delete these jobs with their pictures, and photos that no other job uses. Return how many."""
-        jobs = list(self)
-        for job in jobs:
-            with transaction.atomic():
-                inputs = list(job.inputs.values_list("pk", flat=True))
-                Asset.objects.filter(job=job).delete_with_files()
-                job.delete()
-                Asset.objects.filter(pk__in=inputs, used_by=None).delete_with_files()
-        return len(jobs)
+        """Purge these jobs. Return how many were."""
+        return sum(job.purge() for job in self)
 
 
 def _first_turn(jobs: JobQuerySet) -> int | None:
@@ -880,6 +900,22 @@ class Job(models.Model):
     def __str__(self) -> str:
         return f"{self.kind} {self.pk}"
 
+    def purge(self) -> bool:
+        """Delete it with its pictures and photos, but for what another job uses. False: not now."""
+        with transaction.atomic():
+            # One that is locked is being drawn from, or purged: the next sweep takes what is left.
+            if not Job.objects.select_for_update(skip_locked=True).filter(pk=self.pk):
+                return False
+            lock_assets(self.owner_id)
+            # A picture that another job is drawn from is that one's photo now.
+            self.outputs.exclude(used_by=None).update(job=None, expires_at=None)
+            inputs = list(self.inputs.values_list("pk", flat=True))
+            self.outputs.all().delete_with_files()
+            self.delete()
+            photos = Asset.objects.filter(pk__in=inputs, expires_at=None)
+            photos.filter(used_by=None).delete_with_files()
+        return True
+
     @property
     def prompt_id(self) -> str:
         return str(self.pk)
@@ -970,13 +1006,24 @@ class Preview(models.Model):
 
 class AssetQuerySet(models.QuerySet["Asset"]):
     def available(self) -> Self:
-        """Those that may still be seen: pictures and photos go with their job, at once when it is deleted."""
-        users = Job.objects.filter(inputs=OuterRef("pk"))
-        used = Exists(users.filter(deleted_at=None))
-        return self.filter(~Exists(users) | used, job__deleted_at=None)
+        """Those that may still be seen.
+
+        Pictures and photos go with their job, at once when it is deleted; an upload goes when its time is
+        over, but a job that uses it keeps it.
+        """
+        used = Exists(Job.objects.filter(inputs=OuterRef("pk"), deleted_at=None))
+        made = Exists(Job.objects.filter(pk=OuterRef("job"), deleted_at=None))
+        return self.filter(made | Q(job=None) & (used | Q(expires_at__gt=Now())))
+
+    def uploads(self) -> Self:
+        """Those that their owner brought and that have a time of their own."""
+        return self.filter(job=None).exclude(expires_at=None)
+
+    def expired(self) -> Self:
+        return self.filter(job=None, expires_at__lt=Now(), used_by=None)
 
     def bytes_of(self, owner_id: int) -> int:
-        """Return how many bytes an owner's photos and pictures take."""
+        """Return how many bytes an owner's photos and pictures take; those that several are over count once."""
         files = self.filter(owner_id=owner_id).order_by().values("file", "size").distinct()
         total: int = files.aggregate(bytes=Sum("size", default=0))["bytes"]
         return total
@@ -990,16 +1037,25 @@ class AssetQuerySet(models.QuerySet["Asset"]):
                 " Delete some jobs or assets first."
             )
 
-    def delete_with_files(self) -> None:
-        """Delete the rows, and their bytes when that is committed."""
-        files = [(asset.file.storage, name) for asset in self for name in asset.file_names]
-        self.delete()
-        for storage, name in files:
-            transaction.on_commit(partial(storage.delete, name))
+    def delete_with_files(self) -> int:
+        """Delete the rows, and with them the bytes that no other row is over. Return how many rows."""
+        owners = set(self.order_by().values_list("owner", flat=True))
+        with transaction.atomic():
+            lock_assets(*owners)
+            files = dict(self.filter(owner__in=owners).values_list("pk", "file"))
+            Asset.objects.filter(pk__in=files).delete()
+            others = Asset.objects.filter(owner__in=owners, file__in=files.values())
+            alone = {*files.values()}.difference(others.values_list("file", flat=True))
+            discard(alone)
+        return len(files)
 
 
 class Asset(models.Model):
-    """Bytes with an owner: an uploaded photo, or a picture that a job made."""
+    """Bytes with an owner: an upload, the photo of a portrait, or what a job made.
+
+    Several of one owner may be over the same file. An upload has an `expires_at` and no job; a photo, which
+    goes with the jobs that use it, has neither.
+    """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     owner = models.ForeignKey(
@@ -1025,7 +1081,12 @@ class Asset(models.Model):
         ordering: ClassVar = ["name"]
         indexes: ClassVar = [
             # An owner's assets, and the sum of their files' sizes without a look at the rows.
-            models.Index(fields=["owner", "file"], include=["size"], name="asset_owner_size")
+            models.Index(fields=["owner", "file"], include=["size"], name="asset_owner_size"),
+            models.Index(fields=["owner", "hash"], name="asset_owner_hash"),  # bytes that are there
+            models.Index(fields=["owner", "name"], name="asset_owner_name"),  # files of a workflow
+            models.Index(  # the sweep
+                fields=["expires_at"], name="asset_expiry", condition=Q(job__isnull=True)
+            ),
         ]
 
     def __str__(self) -> str:
@@ -1034,19 +1095,47 @@ class Asset(models.Model):
     @property
     def thumbnail_name(self) -> str:
         """The name, in the storage, of the small picture of this one, if it was made."""
-        return f"thumbnails/{(self.file.name or '').removeprefix('assets/')}"
+        return thumbnail_of(self.file.name or "")
 
     @property
-    def file_names(self) -> list[str]:
-        return [self.file.name, self.thumbnail_name] if self.file.name else []
+    def is_in_use(self) -> bool:
+        """Whether a job depends on it: it made it, goes with it, or has still to read it."""
+        return (
+            self.job_id is not None
+            or self.expires_at is None
+            or Job.objects.unfinished().filter(inputs=self).exists()
+        )
 
     @classmethod
-    def store(cls, content: bytes, **values: Any) -> Self:
+    def store(cls, content: bytes | File[Any], **values: Any) -> Self:
         """Put the bytes into the storage and return the row for them, not saved yet."""
-        asset = cls(hash=f"blake3:{blake3(content).hexdigest()}", size=len(content), **values)
+        file = ContentFile(content) if isinstance(content, bytes) else content
+        if "hash" not in values:
+            values["hash"] = hash_of(file)
+        asset = cls(size=file.size, **values)
         # The name is ours alone: nothing that a user sent becomes part of a path.
-        asset.file.save(f"assets/{asset.pk}", ContentFile(content), save=False)
+        asset.file.save(f"assets/{asset.pk}", file, save=False)
         return asset
+
+
+def thumbnail_of(file: str) -> str:
+    return f"thumbnails/{file.removeprefix('assets/')}"
+
+
+def discard(files: Collection[str]) -> None:
+    """Let go of stored files, and their thumbnails, when the transaction commits.
+
+    No request to an object store is made here.
+    """
+    names = [*files, *map(thumbnail_of, files)]
+    default_storage.discard(names)  # type: ignore[attr-defined]  # both storages of ours have it
+
+
+def hash_of(file: File[Any]) -> str:
+    hasher = blake3()
+    for chunk in file.chunks():
+        hasher.update(chunk)
+    return f"blake3:{hasher.hexdigest()}"
 
 
 class JobEvent(models.Model):
@@ -1197,11 +1286,13 @@ class OwnerLimits(models.Model):
 
 
 class Blob(models.Model):
-    """A file of PostgresStorage; its bytes are in chunks."""
+    """A stored file. In Postgres its bytes are in chunks; of one in an object store this is all we keep."""
 
     name = models.CharField(max_length=255, unique=True)
     size = models.PositiveBigIntegerField()
-    created_at = models.DateTimeField(db_default=Now())
+    kept_until = models.DateTimeField(
+        db_default=Now() + ORPHAN_AGE, help_text="Even if no asset names it."
+    )
 
     def __str__(self) -> str:
         return self.name

@@ -11,6 +11,7 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
@@ -214,7 +215,7 @@ def params_in_words(job: Job) -> list[tuple[Any, Any]]:
 
 @require_safe
 @login_required
-def job_picture(request: UserRequest, pk: UUID, asset_id: UUID) -> HttpResponse:
+def job_picture(request: UserRequest, pk: UUID, asset_id: UUID) -> HttpResponseBase:
     """A picture of the job or the photo it was made from; `?size=small` for lists."""
     visible = Job.objects.visible_to(request.user).filter(pk=pk)
     asset = get_object_or_404(
@@ -223,7 +224,7 @@ def job_picture(request: UserRequest, pk: UUID, asset_id: UUID) -> HttpResponse:
     return asset_response(request, asset)
 
 
-def asset_response(request: HttpRequest, asset: Asset) -> HttpResponse:
+def asset_response(request: HttpRequest, asset: Asset) -> HttpResponseBase:
     """Answer with the asset's bytes, whole or small. Call it only when the request may see them."""
     if request.GET.get("size") == "small":
         return thumbnail_response(request, asset)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from comfy.graph import SEED, FaceRequest, portrait_graph
+from jobs.assets import stored
 from jobs.limits import limits_of
 from jobs.models import Asset, Job, Once
 from jobs.photos import Photo
@@ -50,7 +50,14 @@ def submit_portrait(
     params: the names in PARAMS and `priority`, in their ranges (ValueError if not). What is None or not there
     has its default, the seed a random one. The job's own `params` hold them all.
     """
-    with _stored(photo, owner) as asset:
+    with stored(
+        photo.content,
+        owner=owner,
+        content_type=photo.content_type,
+        width=photo.width,
+        height=photo.height,
+    ) as asset:
+        asset.save(force_insert=True)
         job = Job(
             owner=owner,
             priority=params.get("priority") or 0,
@@ -121,26 +128,3 @@ def _submit(job: Job, inputs: Iterable[Asset], once: Once | None = None) -> Job:
         retention=timedelta(days=settings.GENFLOW_JOB_RETENTION_DAYS),
         once=once,
     )
-
-
-@contextmanager
-def _stored(photo: Photo, owner: User) -> Iterator[Asset]:
-    """Store the photo in one transaction with what the block does; if that fails, nothing stays."""
-    asset = None
-    try:
-        with transaction.atomic():
-            asset = Asset.store(
-                photo.content,
-                owner=owner,
-                content_type=photo.content_type,
-                width=photo.width,
-                height=photo.height,
-            )
-            asset.save(force_insert=True)
-            yield asset
-    except BaseException:
-        # A rollback takes the bytes out of Postgres, but not out of an object store. If the row is there,
-        # the connection died after the commit: the job is queued and needs its photo.
-        if asset is not None and not Asset.objects.filter(pk=asset.pk).exists():
-            asset.file.delete(save=False)
-        raise

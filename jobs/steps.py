@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from comfy.events import EventStream, ProgressTracker
 from comfy.graph import OUTPUT_NODE
 from comfy.pictures import Picture, read_picture
 from comfy.previews import PreviewImage
+from jobs.assets import forget
 from jobs.leases import Lease
 from jobs.models import Asset, Backend, Job, Preview
 from jobs.status import Step
@@ -358,16 +359,6 @@ def store_picture(job: Job, picture: Picture, node_id: str, number: int) -> Asse
         height=picture.height,
         expires_at=job.expires_at,
     )
-
-
-def forget(outputs: Sequence[Asset]) -> None:
-    """Delete stored bytes that no row names. Rows are looked for: an answer to COMMIT can get lost."""
-    kept = set(
-        Asset.objects.filter(pk__in=[asset.pk for asset in outputs]).values_list("pk", flat=True)
-    )
-    for asset in outputs:
-        if asset.pk not in kept:
-            asset.file.delete(save=False)
 
 
 STEPS: Final[Mapping[Step, Callable[[Work], dict[str, Any]]]] = {

@@ -14,6 +14,7 @@ from django.utils.http import quote_etag
 from PIL import Image
 
 from jobs.models import Asset
+from jobs.outage import StorageAway
 from jobs.photos import BOMB, UNREADABLE
 
 LONGEST_SIDE: Final = 480  # pixels
@@ -48,7 +49,7 @@ def _thumbnail(asset: Asset) -> bytes:
     except FileNotFoundError:
         content = _small(asset)
     # Another request may have made it at the same moment, and a standby takes no writes: all can see it still.
-    with suppress(DatabaseError):
+    with suppress(DatabaseError, StorageAway):
         storage.save(name, ContentFile(content))
     return content
 

@@ -38,6 +38,7 @@ from comfy.errors import (
 )
 from comfy.events import Progress
 from comfy.text import clean_text
+from jobs.assets import forget
 from jobs.backoff import backoff
 from jobs.bell import Bell, Listener
 from jobs.housekeeping import HEARD_OF_LATELY, Housekeeper
@@ -51,9 +52,9 @@ from jobs.models import (
     LeaseLost,
     Terms,
 )
-from jobs.outage import is_outage
+from jobs.outage import StorageAway, is_outage
 from jobs.status import JobStatus, Step
-from jobs.steps import STEPS, Stopping, Work, download, forget
+from jobs.steps import STEPS, Stopping, Work, download
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -326,7 +327,7 @@ class Worker:
         except ComfyError as error:
             work.lease.check_wanted()  # it may be of our own making: see Lease.abort
             return self._settle(work, error)
-        except DatabaseError as exc:
+        except (DatabaseError, StorageAway) as exc:
             # No fault of the job's: the step is taken again, and looks before it acts.
             disconnect(exc)
             time.sleep(DATABASE_PAUSE)
@@ -515,7 +516,7 @@ def read_up_on(job: Job) -> tuple[Backend, dict[str, dict[str, Any]]]:
     return job.backend, dict(job.checkpoints.values_list("step", "result"))
 
 
-def disconnect(exc: DatabaseError) -> None:
+def disconnect(exc: Exception) -> None:
     """Let go of a connection that failed, or raise what no new connection would mend."""
     if not is_outage(exc):
         raise exc

@@ -17,7 +17,7 @@ from pytest_django import Settings
 
 from jobs.admin import first_id_after
 from jobs.limits import limits_of
-from jobs.models import ApiToken, Asset, Backend, Failure, Job, new_id
+from jobs.models import ApiToken, Asset, Backend, Blob, Failure, Job, new_id
 from jobs.status import JobStatus
 from jobs.tests.helpers import claim, diary, fresh, let_lease_expire, make_backend, make_user
 from jobs.tests.helpers_pages import (
@@ -151,7 +151,7 @@ def test_an_operator_reads_the_detail_of_an_error(as_operator: Client, ann: User
 def test_pictures_are_served_whole_and_small(as_operator: Client, ann: User) -> None:
     url = file_of(finished_job(ann).outputs.get())
 
-    assert as_operator.get(url).content == portrait_bytes()
+    assert as_operator.get(url).getvalue() == portrait_bytes()
     assert as_operator.get(f"{url}?size=small")["Content-Type"] == "image/jpeg"
 
 
@@ -397,6 +397,7 @@ def test_a_user_can_be_deleted_with_all_jobs(ann: User) -> None:
 
     assert list(User.objects.all()) == [boss]
     assert not Asset.objects.exists()
+    assert not Blob.objects.exists()
 
 
 # --- backends and tokens ---

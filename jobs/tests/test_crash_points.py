@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -11,13 +12,13 @@ from itertools import count, product
 from typing import Final
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models.functions import Now
 from PIL import Image
 
 from comfy.client import ComfyClient, Place
 from fake_comfy import FakeComfy
-from jobs.housekeeping import ORPHAN_AGE, sweep
+from jobs.housekeeping import sweep
 from jobs.models import Asset, Blob, Job
 from jobs.status import JobStatus, Step
 from jobs.tests.helpers import (
@@ -25,6 +26,7 @@ from jobs.tests.helpers import (
     diary,
     fresh,
     let_lease_expire,
+    make_user,
     make_worker,
     queue_job,
     run_until_done,
@@ -32,6 +34,7 @@ from jobs.tests.helpers import (
     wait_until,
 )
 from jobs.tests.interactions import KillAt, Life, Moment, Point, told_as
+from jobs.tests.test_assets import uploaded
 from jobs.tests.test_worker import runs
 from jobs.worker import Worker
 
@@ -165,9 +168,9 @@ def assert_steps_in_order(row: Job) -> None:
 
 def assert_only_named_bytes_are_left(*, or_at_most: int = 0) -> None:
     """or_at_most: so many files without a row who dies on the way may leave to the sweep."""
-    assert not Asset.objects.filter(job=None, used_by=None).exists()
+    assert not Asset.objects.filter(job=None, used_by=None, expires_at=None).exists()
     assert Blob.objects.count() - Asset.objects.count() <= or_at_most
-    Blob.objects.update(created_at=Now() - ORPHAN_AGE - timedelta(seconds=1))
+    Blob.objects.update(kept_until=Now() - timedelta(seconds=1))
 
     sweep()
 
@@ -295,6 +298,29 @@ def test_a_delete_is_done_or_not_wherever_the_web_server_is_killed(is_done: bool
             row = Job.objects.filter(pk=job.pk)
             assert not row or row.values().get() == before or row.get().status == "canceling"
     print(f"{len(life.points)} kills")  # noqa: T201
+
+
+def test_an_upload_is_done_or_not_wherever_the_web_server_is_killed() -> None:
+    life = Life()
+    send(life)
+
+    for point in life.points:
+        for moment in Moment:
+            with told_as(f"killed {moment} {point}"):
+                Asset.objects.all().delete_with_files()
+                send(Life(KillAt(moment, point)))
+                assert_only_named_bytes_are_left(or_at_most=1)
+    assert life.points
+
+
+def send(life: Life) -> None:
+    user = make_user()
+
+    def act() -> None:
+        with suppress(OperationalError):  # who is dead already would clean up
+            uploaded(owner=user)
+
+    start(partial(life.lead, act)).join()
 
 
 def held_job(*, is_done: bool) -> Job:

@@ -183,7 +183,7 @@ def test_a_thumbnail_goes_with_its_picture(as_ann: Client, ann: User) -> None:
 
 def test_the_sweep_keeps_a_thumbnail_as_long_as_its_picture(as_ann: Client, ann: User) -> None:
     as_ann.get(thumbnail_url(finished_job(ann)))
-    Blob.objects.update(created_at="2020-01-01T00:00Z")
+    Blob.objects.update(kept_until="2020-01-01T00:00Z")
 
     sweep()
     assert Blob.objects.filter(name__startswith="thumbnails/").exists()

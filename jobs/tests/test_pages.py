@@ -567,7 +567,7 @@ def test_a_finished_job_shows_its_pictures(as_ann: Client, ann: User) -> None:
     for picture in job.outputs.all():
         answer = as_ann.get(picture_url(job, picture))
         assert picture_url(job, picture) in page
-        assert answer.content == portrait_bytes()
+        assert answer.getvalue() == portrait_bytes()
         assert answer["Content-Type"] == "image/png"
         assert "private" in answer["Cache-Control"]
 
