@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 # Whether the process lives must not depend on a thread that gets free.
 LIVE: Final = "/healthz"
-# The photo, and beside it fields of text with twice what their own limit allows. Bytes.
-BODY_MAX_BYTES: Final = settings.GENFLOW_PHOTO_MAX_BYTES + 2 * settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+# Where the largest bodies go.
+UPLOADS: Final = "/api/v2/assets"
 # A request waits for a thread, and for a client to take in a piece of the answer, for at most so long.
 THREAD_SECONDS: Final = 10.0
 SEND_SECONDS: Final = 30.0
@@ -94,7 +94,7 @@ class Door(ASGIHandler):
 
     async def handle(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         try:
-            body = await self.read_body(receive)
+            body = await self.read_body(cut_off(receive, max_bytes(scope)))
         except RequestAborted:
             return
         set_script_prefix(get_script_prefix(scope))
@@ -161,16 +161,13 @@ class Door(ASGIHandler):
         while piece := await loop.run_in_executor(self.threads, next, content, b""):
             yield piece
 
-    async def read_body(self, receive: Receive) -> IO[bytes]:
-        return await super().read_body(cut_off(receive, BODY_MAX_BYTES))
-
     def create_request(
         self, scope: Scope, body_file: IO[bytes]
     ) -> tuple[Request, None] | tuple[None, HttpResponse]:
         size = body_file.seek(0, os.SEEK_END)
         body_file.seek(0)
-        if size > BODY_MAX_BYTES:
-            message = f"The request is larger than {BODY_MAX_BYTES:,} bytes."
+        if size > (most := max_bytes(scope)):
+            message = f"The request is larger than {most:,} bytes."
             return None, refusal(scope["path"], 413, CODES[413], message)
         try:
             if not has_nul(scope):
@@ -201,6 +198,13 @@ def on_stop(act: Callable[[], None]) -> None:
 async def send_in_time(send: Send, message: Message) -> None:
     async with asyncio.timeout(SEND_SECONDS):
         await send(message)
+
+
+def max_bytes(scope: Scope) -> int:
+    """Return the most for a body: the file, and fields of text with twice what their own limit allows."""
+    is_upload = scope["path"].endswith(UPLOADS)
+    file = settings.GENFLOW_ASSET_MAX_BYTES if is_upload else settings.GENFLOW_PHOTO_MAX_BYTES
+    return file + 2 * settings.DATA_UPLOAD_MAX_MEMORY_SIZE
 
 
 def cut_off(receive: Receive, limit: int) -> Receive:

@@ -334,6 +334,8 @@ GENFLOW_STORAGE_PER_OWNER_BYTES: int = env.int(
 )
 GENFLOW_PHOTO_MAX_BYTES: int = env.int("GENFLOW_PHOTO_MAX_BYTES", default=20 * 1024 * 1024)
 GENFLOW_PHOTO_MAX_PIXELS: int = env.int("GENFLOW_PHOTO_MAX_PIXELS", default=64_000_000)
+# Bytes of an uploaded asset.
+GENFLOW_ASSET_MAX_BYTES: int = env.int("GENFLOW_ASSET_MAX_BYTES", default=100 * 1024 * 1024)
 GENFLOW_JOB_RETENTION_DAYS: float = env.float("GENFLOW_JOB_RETENTION_DAYS", default=30)
 # Requests that a web process works on at once, each on a thread and a database connection of its own.
 GENFLOW_WEB_CONNECTIONS: int = env.int("GENFLOW_WEB_CONNECTIONS", default=20)

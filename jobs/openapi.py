@@ -22,10 +22,12 @@ from rest_framework.views import APIView
 from jobs.auth import BearerAuthentication
 from jobs.models import Job
 from jobs.serializers import (
+    FromHashSerializer,
     JobListSerializer,
     MetadataField,
     NumberField,
     PortraitSerializer,
+    UploadSerializer,
     WaitSerializer,
 )
 from jobs.status import JobStatus
@@ -280,10 +282,55 @@ OPERATIONS: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
         "summary": "The graph of a job",
         "responses": {200: OpenApiResponse(WorkflowSerializer, "The graph.")},
     },
+    ("assets", "post"): {
+        "operation_id": "postAssets",
+        "summary": "Upload a file",
+        "description": "The same bytes are kept once; the same bytes under the same name are the same asset.",
+        "parameters": [KEY],
+        "request": {"multipart/form-data": UploadSerializer},
+        "responses": {
+            201: OpenApiResponse(AssetSerializer, "The asset; its bytes are new."),
+            200: OpenApiResponse(AssetSerializer, "The asset, over bytes that you had already."),
+            409: OpenApiResponse(
+                ErrorSerializer,
+                "`hash_mismatch`: send the bytes again. `idempotency_in_flight`: the first request with this key"
+                " is being worked on. Send it again after `Retry-After` seconds.",
+            ),
+        },
+    },
+    ("asset-from-hash", "post"): {
+        "operation_id": "assetFromHash",
+        "summary": "Make an asset of bytes that you have here already",
+        "parameters": [KEY],
+        "request": {"application/json": FromHashSerializer},
+        "responses": {
+            201: OpenApiResponse(AssetSerializer, "A new asset over these bytes."),
+            200: OpenApiResponse(AssetSerializer, "The asset of this name that there was."),
+            404: OpenApiResponse(ErrorSerializer, "`blob_not_found`: upload them."),
+        }
+        | IN_FLIGHT,
+    },
+    ("asset-by-hash", "head"): {
+        "operation_id": "headAssetByHash",
+        "summary": "Whether you have bytes of this hash here",
+        "responses": {
+            200: OpenApiResponse(description="You have."),
+            404: OpenApiResponse(description="You have not."),
+        },
+    },
     ("asset", "get"): {
         "operation_id": "getAsset",
         "summary": "What is known of an asset",
         "responses": {200: ASSET},
+    },
+    ("asset", "delete"): {
+        "operation_id": "deleteAsset",
+        "summary": "Delete an upload",
+        "description": "Its bytes stay while another asset of yours is over them.",
+        "responses": {
+            **GONE,
+            409: OpenApiResponse(ErrorSerializer, "`asset_in_use`: a job depends on it."),
+        },
     },
     ("asset-content", "get"): {
         "operation_id": "getAssetContent",
@@ -362,7 +409,8 @@ REFUSALS: Final = {
     415: "`unsupported_media_type`: send the content type that is named here.",
     422: "`invalid_request` and the like: `details` names each field and what is wrong with it.",
     429: "`rate_limited` and the like: wait for as long as `Retry-After` says.",
-    503: "`database_unavailable` or `server_busy`: try again after `Retry-After` seconds.",
+    503: "`database_unavailable`, `storage_unavailable` or `server_busy`: try again after `Retry-After`"
+    " seconds.",
 }
 
 

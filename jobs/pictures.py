@@ -4,43 +4,65 @@ from __future__ import annotations
 
 import mimetypes
 import re
-from typing import Final
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
 
-from django.http import HttpRequest, HttpResponse
+from asgiref.sync import sync_to_async
+from django.core.files.base import File
+from django.db import close_old_connections, connection
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.utils.cache import get_conditional_response
-from django.utils.http import quote_etag
+from django.utils.http import content_disposition_header, quote_etag
 
 from jobs.errors import ApiError
 from jobs.models import Asset
 
 # One range; RFC 9110 lets a server ignore what else the header may say.
 RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+PIECE_BYTES: Final = 256 * 1024
+# What browsers show and do not run. An SVG can be a page.
+SHOWN: Final = re.compile(r"(image|audio|video)/(?!svg).*")
 HEADERS: Final = {
     "Cache-Control": "private, no-store",
-    # Some outputs of a workflow can be pages: shown, never run.
+    # Some files can be pages, whatever they are said to be: saved, and if shown never run.
     "Content-Security-Policy": "sandbox",
     "X-Content-Type-Options": "nosniff",
     "Accept-Ranges": "bytes",
 }
 
 
-def picture_response(request: HttpRequest, asset: Asset) -> HttpResponse:
+def picture_response(request: HttpRequest, asset: Asset) -> HttpResponseBase:
     """Answer with the asset's bytes. Call it only when the request was found to be allowed to see them."""
     etag = quote_etag(asset.hash)
-    response = get_conditional_response(request, etag=etag)
-    if response is None:
-        response = _bytes_response(request, _content(asset), asset.content_type, etag)
+    response = get_conditional_response(request, etag=etag) or _bytes_response(request, asset, etag)
     for name, value in HEADERS.items():
         response[name] = value
     response["ETag"] = etag
     return response
 
 
-def _content(asset: Asset) -> bytes:
+def _bytes_response(request: HttpRequest, asset: Asset, etag: str) -> HttpResponseBase:
+    file = _open(asset)
+    part = _range(request, asset.size, etag)
+    if part is not None and not part:
+        return HttpResponse(status=416, headers={"Content-Range": f"bytes */{asset.size}"})
+    wanted, status = (range(asset.size), 200) if part is None else (part, 206)
+    headers = {
+        "Content-Type": asset.content_type,
+        "Content-Length": str(len(wanted)),
+        "Content-Disposition": _disposition(asset),
+    }
+    if part is not None:
+        headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{asset.size}"
+    if request.method == "HEAD":
+        return HttpResponse(headers=headers)
+    return PiecesResponse(_pieces(file, wanted), status=status, headers=headers)
+
+
+def _open(asset: Asset) -> File[Any]:
     try:
-        with asset.file.open() as file:
-            content: bytes = file.read()
-            return content
+        return asset.file.open()
     except FileNotFoundError as exc:
         raise output_unavailable() from exc
 
@@ -53,21 +75,34 @@ def output_unavailable() -> ApiError:
     )
 
 
-def _bytes_response(
-    request: HttpRequest, content: bytes, content_type: str, etag: str
-) -> HttpResponse:
-    wanted = _range(request, len(content), etag)
-    if wanted is None:
-        response = HttpResponse(content, content_type=content_type)
-    elif not wanted:
-        return HttpResponse(status=416, headers={"Content-Range": f"bytes */{len(content)}"})
-    else:
-        part = content[wanted.start : wanted.stop]
-        response = HttpResponse(part, status=206, content_type=content_type)
-        response["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{len(content)}"
-    extension = mimetypes.guess_extension(content_type) or ""
-    response["Content-Disposition"] = f'inline; filename="picture{extension}"'
-    return response
+class PiecesResponse(StreamingHttpResponse):
+    """Reads piece by piece on a thread; of an iterator that blocks, Django would gather all of it first."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        pieces = iter(self)
+        while (piece := await sync_to_async(lambda: next(pieces, None))()) is not None:
+            yield piece
+
+
+def _pieces(file: File[Any], wanted: range) -> Iterator[bytes]:
+    with file:
+        file.seek(wanted.start)
+        left = len(wanted)
+        while left:
+            piece = file.read(min(PIECE_BYTES, left))
+            left -= len(piece)
+            if not connection.in_atomic_block:  # as it is in tests alone
+                close_old_connections()  # a slow reader is not to keep one
+            yield piece
+
+
+def _disposition(asset: Asset) -> str:
+    extension = mimetypes.guess_extension(asset.content_type) or ""
+    name = "".join(filter(str.isprintable, asset.name.rpartition("/")[2]))
+    is_saved = not SHOWN.fullmatch(asset.content_type)
+    header = content_disposition_header(is_saved, name or f"picture{extension}")
+    assert header is not None
+    return header
 
 
 def _range(request: HttpRequest, size: int, etag: str) -> range | None:

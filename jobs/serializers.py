@@ -14,7 +14,7 @@ from uuid import UUID
 
 from blake3 import blake3
 from django.conf import settings
-from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, When
+from django.db.models import Case, Count, OuterRef, Prefetch, Q, QuerySet, Subquery, When
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, QueryDict
 from django.urls import reverse
@@ -22,7 +22,7 @@ from django.utils import timezone
 from rest_framework import serializers
 
 from comfy import graph
-from jobs.errors import ApiError
+from jobs.errors import CODES, ApiError
 from jobs.links import content_url
 from jobs.models import PRIORITY_MAX, Asset, Job
 from jobs.status import JobStatus
@@ -36,19 +36,31 @@ METADATA_VALUE: Final = 500
 PRIORITY: Final = graph.Range(-PRIORITY_MAX, PRIORITY_MAX, step=1)
 WAIT: Final = graph.Range(0, 60)  # seconds
 LORA_NAME: Final = 255  # characters
+FILE_PATH: Final = 255  # characters
+EXPIRES_IN: Final = graph.Range(60, 7 * 24 * 3600, step=1)  # seconds
+UNFIT_FOR_NAMES: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
+MEDIA_TYPE_LENGTH: Final = 100  # characters
+MEDIA_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]*/[a-z0-9][a-z0-9!#$&^_.+-]*")
 METADATA_FILTER: Final = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 
 
 class StrictSerializer(serializers.Serializer[Any]):
     """Fields of a form or a query: each is known and given once, or the error names it."""
 
-    def to_internal_value(self, data: QueryDict) -> Any:
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise ApiError(400, CODES[400], "Send a JSON object.")
         errors: Errors = {
             name: ["There is no such field."]
             for name in data
             if name not in self.fields and not self.takes(name)
         }
-        errors |= {name: ["Give it once."] for name, values in data.lists() if len(values) > 1}
+        if isinstance(data, QueryDict):
+            errors |= {
+                name: ["Give it once."]
+                for name, values in data.lists()
+                if len(values) > 1 and not isinstance(self.fields.get(name), serializers.ListField)
+            }
         try:
             valid = super().to_internal_value(data)
         except serializers.ValidationError as exc:
@@ -175,6 +187,60 @@ class WaitSerializer(serializers.Serializer[Any]):
     wait = NumberField(WAIT)
 
 
+class FilePathField(TextField):
+    """A name, perhaps with folders before it: kept, shown and looked up, never a path on a disk."""
+
+    default_error_messages = {
+        "path": "Must be a name such as `photo.png` or `faces/ann.png`: no `..`, no leading `/`, no `\\`."
+    }
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(FILE_PATH, trim_whitespace=False, **kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        path = super().to_internal_value(data)
+        if UNFIT_FOR_NAMES.search(path) or {"", ".", ".."}.intersection(path.split("/")):
+            self.fail("path")
+        return path
+
+
+class MediaTypeField(TextField):
+    """A media type; its parameters are left out."""
+
+    default_error_messages = {"media_type": "Must be a media type such as `image/png`."}
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(MEDIA_TYPE_LENGTH, **kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        media_type = super().to_internal_value(data).partition(";")[0].strip().lower()
+        if not MEDIA_TYPE.fullmatch(media_type):
+            self.fail("media_type")
+        return media_type
+
+
+class AssetSerializer(StrictSerializer):
+    """What every new asset may be given. Tags are taken and not kept."""
+
+    tags = serializers.ListField(child=TextField(100), required=False)
+    expires_in = NumberField(EXPIRES_IN)
+
+
+class UploadSerializer(AssetSerializer):
+    file = serializers.FileField(
+        allow_empty_file=True,
+        error_messages={"invalid": "Must be a file.", "required": "Send a file."},
+    )
+    content_type = MediaTypeField()
+    file_path = FilePathField()
+    expected_hash = TextField(100, required=False)
+
+
+class FromHashSerializer(AssetSerializer):
+    hash = TextField(100)
+    file_path = FilePathField(required=False)
+
+
 class JobListSerializer(StrictSerializer):
     """The query of a list: status, limit, cursor, and any metadata[key]=value."""
 
@@ -230,7 +296,7 @@ def shown(jobs: QuerySet[Job]) -> QuerySet[Job]:
                 When(status=JobStatus.QUEUED, then=Coalesce(Subquery(count), 0) + 1), default=None
             )
         )
-        .prefetch_related("outputs")
+        .prefetch_related(Prefetch("outputs", Asset.objects.select_related("owner")))
     )
 
 
@@ -305,7 +371,7 @@ def _milliseconds(begin: datetime | None, end: datetime | None) -> int | None:
 
 
 def output_json(asset: Asset, request: HttpRequest) -> dict[str, Any]:
-    url, expires_at = content_url(request, asset.pk)
+    url, expires_at = content_url(request, asset)
     kind = asset.content_type.partition("/")[0]
     return {
         "id": str(asset.pk),
@@ -324,7 +390,7 @@ def output_json(asset: Asset, request: HttpRequest) -> dict[str, Any]:
 
 
 def asset_json(asset: Asset, request: HttpRequest) -> dict[str, Any]:
-    url, expires_at = content_url(request, asset.pk)
+    url, expires_at = content_url(request, asset)
     return {
         "id": str(asset.pk),
         "hash": asset.hash,

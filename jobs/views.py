@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,27 +11,26 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
-from django.http import HttpResponse, QueryDict, StreamingHttpResponse
+from django.http import QueryDict, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.utils.http import parse_etags
-from rest_framework.parsers import MultiPartParser
-from rest_framework.permissions import IsAuthenticated
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.auth import Pass
-from jobs.errors import ApiError
+from jobs.errors import UNREADABLE, ApiError
 from jobs.idempotency import once_per_key
-from jobs.links import is_signed
-from jobs.models import Asset, Job, Once
+from jobs.models import Job, Once
 from jobs.photos import read_photo
 from jobs.pictures import output_unavailable, picture_response
 from jobs.portraits import submit_portrait
 from jobs.serializers import (
     JobListSerializer,
     PortraitSerializer,
-    asset_json,
     cursor_after,
     job_json,
     list_item_json,
@@ -62,6 +62,18 @@ class FormParser(MultiPartParser):
 
     def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
         return super().parse(stream, media_type, {**parser_context, "encoding": "utf-8"})
+
+
+class JsonParser(JSONParser):
+    """JSON in UTF-8, of which all is text: half of an emoji could be neither stored nor told in an error."""
+
+    def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
+        try:
+            body = super().parse(stream, media_type, {**parser_context, "encoding": "utf-8"})
+            json.dumps(body, ensure_ascii=False).encode()
+        except (RecursionError, UnicodeEncodeError) as exc:
+            raise ParseError(UNREADABLE) from exc
+        return body
 
 
 class PortraitsView(ApiView):
@@ -153,7 +165,7 @@ class JobEventsView(ApiView):
 
 
 class JobImageView(ApiView):
-    def get(self, request: Request, pk: UUID) -> HttpResponse:
+    def get(self, request: Request, pk: UUID) -> HttpResponseBase:
         outputs = own_job(request, pk).outputs.filter(content_type__startswith="image/")
         picture = outputs.first()
         if picture is None:
@@ -164,24 +176,3 @@ class JobImageView(ApiView):
 class JobWorkflowView(ApiView):
     def get(self, request: Request, pk: UUID) -> Response:
         return Response({"workflow": own_job(request, pk).graph, "format": "api"})
-
-
-class AssetView(ApiView):
-    def get(self, request: Request, pk: UUID) -> Response:
-        asset = get_object_or_404(Asset.objects.available(), pk=pk, owner=request.user.pk)
-        return Response(asset_json(asset, request))
-
-
-class LoginOrLink(IsAuthenticated):
-    def has_permission(self, request: Request, view: APIView) -> bool:
-        return is_signed(request, view.kwargs["pk"]) or super().has_permission(request, view)
-
-
-class AssetContentView(ApiView):
-    permission_classes = [LoginOrLink]
-
-    def get(self, request: Request, pk: UUID) -> HttpResponse:
-        assets = Asset.objects.available()
-        if not is_signed(request, pk):
-            assets = assets.filter(owner=request.user.pk)
-        return picture_response(request, get_object_or_404(assets, pk=pk))

@@ -2,19 +2,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BufferedRandom
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.conf import settings
+from django.core.files.base import File
+from pytest_django import Settings
 
 from genflow_project import door
 from genflow_project.asgi import application
-from jobs.models import Job
+from jobs.models import Job, hash_of
 from jobs.tests.helpers import make_user, photo_bytes
 from jobs.tests.helpers_api import API, token_of
 
@@ -58,6 +63,11 @@ def post(path: str, body: Iterable[bytes] = (), **details: Any) -> tuple[int, by
     return answer[0]["status"], b"".join(piece.get("body", b"") for piece in answer[1:])
 
 
+def part(name: str, parameters: bytes, content: bytes) -> bytes:
+    head = b'--XX\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n'
+    return head % (name.encode(), parameters) + content + b"\r\n"
+
+
 def code_of(body: bytes) -> str:
     code: str = json.loads(body)["error"]["code"]
     return code
@@ -81,6 +91,60 @@ def test_a_form_beyond_all_limits_has_a_page() -> None:
     status, body = post("/new/send/", [MEGABYTE] * 30)
 
     assert (status, b"too large" in body) == (413, True)
+
+
+def test_an_upload_may_be_larger_but_not_without_end(settings: Settings) -> None:
+    settings.GENFLOW_ASSET_MAX_BYTES = 40 * 2**20
+
+    assert post(f"{API}/assets", [MEGABYTE] * 30)[0] == 401
+    assert post(f"{API}/assets", [MEGABYTE] * 50)[0] == 413
+
+
+def test_a_body_that_stops_half_way_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    asked, answered = iter([True] * 5), []
+
+    async def receive() -> dict[str, Any]:
+        if next(asked, False):
+            return {"type": "http.request", "body": MEGABYTE, "more_body": True}
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        answered.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": f"{API}/assets", "headers": []}
+    async_to_sync(application)(scope, receive, send)
+
+    assert answered == list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_upload_on_its_way_has_no_name_on_the_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: list[Any] = []
+
+    def look(file: File[Any]) -> str:
+        seen.extend([type(file.file), list(tmp_path.iterdir())])
+        return hash_of(file)
+
+    monkeypatch.setattr("jobs.asset_views.hash_of", look)
+    fields = {"content_type": b"image/png", "file_path": b"me.png"}
+    form = [part(name, b"", value) for name, value in fields.items()]
+    form.append(part("file", b'; filename="me.jpg"', 6 * MEGABYTE))
+
+    status, _body = post(
+        f"{API}/assets",
+        [*form, b"--XX--\r\n"],
+        content_type=FORM,
+        authorization=f"Bearer {token_of(make_user())}",
+    )
+
+    assert (status, seen) == (201, [BufferedRandom, []])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -116,10 +180,9 @@ def test_a_host_that_is_not_ours_is_told_in_the_envelope() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_form_may_come_in_chunks_without_a_length() -> None:
     token = token_of(make_user())
-    part = b'--XX\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
     form = [
-        part % (b"prompt", b"", b"a quiet portrait"),
-        part % (b"photo", b'; filename="me.jpg"', photo_bytes()),
+        part("prompt", b"", b"a quiet portrait"),
+        part("photo", b'; filename="me.jpg"', photo_bytes()),
         b"--XX--\r\n",
     ]
 

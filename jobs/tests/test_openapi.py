@@ -58,7 +58,7 @@ def test_every_path_and_method_is_described() -> None:
     served = {
         (name, method)
         for name, view in views.items()
-        for method in ("get", "post", "put", "patch", "delete")
+        for method in ("get", "head", "post", "put", "patch", "delete")
         if hasattr(view.view_class, method)
     }
     assert set(OPERATIONS) == served
