@@ -9,8 +9,10 @@ import logging
 import os
 import sys
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import environ
 from django.core.exceptions import ImproperlyConfigured
@@ -250,8 +252,30 @@ STATIC_STORAGE = (
     if DEBUG
     else "whitenoise.storage.CompressedManifestStaticFilesStorage"
 )
+
+
+def file_storage() -> dict[str, Any]:
+    """Return where photos and pictures are kept: in the bucket of GENFLOW_STORAGE_URL, or in Postgres."""
+    url: str = env.str("GENFLOW_STORAGE_URL", default="")
+    if not url:
+        return {"BACKEND": "jobs.storage.PostgresStorage"}
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if parts.scheme != "s3" or not parts.netloc or options.keys() - {"endpoint_url", "region_name"}:
+        raise ImproperlyConfigured(
+            "GENFLOW_STORAGE_URL makes no sense: write s3://BUCKET, and if need be"
+            " s3://BUCKET/FOLDER?endpoint_url=https://HOST&region_name=REGION."
+        )
+    if find_spec("storages") is None or find_spec("boto3") is None:
+        raise ImproperlyConfigured(
+            "GENFLOW_STORAGE_URL needs two packages more: pip install -r requirements-s3.txt"
+        )
+    bucket = {"bucket_name": parts.netloc, "location": parts.path.strip("/")}
+    return {"BACKEND": "jobs.object_storage.ObjectStorage", "OPTIONS": bucket | options}
+
+
 STORAGES = {
-    "default": {"BACKEND": "jobs.storage.PostgresStorage"},
+    "default": file_storage(),
     "staticfiles": {"BACKEND": STATIC_STORAGE},
 }
 

@@ -20,13 +20,17 @@ IN_PRODUCTION = {
 
 
 def load_settings(
-    *, show: str = "DATABASES", **environment: str
+    *, show: str = "DATABASES", first: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Import the settings in a process with this environment alone, and print some of them."""
     # Empty, and not away: what a developer has in .env is to make no difference.
     unset = dict.fromkeys(IN_PRODUCTION, "") | {"DEBUG": "0"}
     return subprocess.run(  # noqa: S603
-        [sys.executable, "-c", f"from genflow_project.settings import *; print(({show}))"],
+        [
+            sys.executable,
+            "-c",
+            f"{first}\nfrom genflow_project.settings import *; print(({show}))",
+        ],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"]} | unset | environment,
         capture_output=True,
@@ -88,6 +92,9 @@ def test_another_database_is_refused_with_a_sentence() -> None:
         ("GENFLOW_NOTIFY", "maybe"),
         ("LOG_LEVEL", "LOUD"),
         ("DATABASE_URL", "nonsense"),
+        ("GENFLOW_STORAGE_URL", "https://bucket"),
+        ("GENFLOW_STORAGE_URL", "s3:///folder"),
+        ("GENFLOW_STORAGE_URL", "s3://bucket?password=secret"),
         ("DATABASE_URL", "postgres://me:secret/@host/name"),
     ],
 )
@@ -115,6 +122,29 @@ def test_a_secret_may_begin_with_any_character() -> None:
     started = load_settings(**IN_PRODUCTION | {"SECRET_KEY": "$x"}, show="SECRET_KEY")
 
     assert started.stdout.strip() == "$x"
+
+
+def test_files_go_to_the_bucket_that_is_named() -> None:
+    started = load_settings(
+        **IN_PRODUCTION,
+        GENFLOW_STORAGE_URL="s3://pictures/genflow/?endpoint_url=https://s3.test:9000",
+        show='STORAGES["default"]',
+    )
+
+    assert "jobs.object_storage.ObjectStorage" in started.stdout
+    for option in ("'pictures'", "'genflow'", "'https://s3.test:9000'"):
+        assert option in started.stdout
+
+
+@pytest.mark.parametrize("missing", ["storages", "boto3"])
+def test_a_bucket_without_the_packages_for_it_is_refused_with_what_to_do(missing: str) -> None:
+    started = load_settings(
+        **IN_PRODUCTION,
+        GENFLOW_STORAGE_URL="s3://pictures",
+        first=f"import sys; sys.modules[{missing!r}] = None",
+    )
+
+    assert "pip install -r requirements-s3.txt" in started.stderr
 
 
 @pytest.mark.parametrize(
