@@ -6,7 +6,7 @@ from django.db.models.functions import Now
 
 
 class Migration(migrations.Migration):
-    dependencies = [("jobs", "0009_job_owner_queue")]
+    dependencies = [("jobs", "0010_asset_dedup")]
     operations = [
         migrations.CreateModel(
             "Preview",
