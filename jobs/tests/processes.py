@@ -38,7 +38,8 @@ def environment(**changed: Any) -> dict[str, str]:
         "SECRET_KEY": "the tests'",
         "ALLOWED_HOSTS": "localhost",
         "GENFLOW_POLL_SECONDS": "0.1",
-        "PYTHONWARNINGS": "error",
+        # The static files are collected where it is deployed, and not here.
+        "PYTHONWARNINGS": "error,ignore:No directory at",
     } | {name: str(value) for name, value in changed.items()}
 
 
@@ -101,8 +102,9 @@ class WebProcess:
                 stdout=file,
                 stderr=file,
             )
-        found = wait_until(lambda: ADDRESS.search(self.log()))
-        assert found
+        wait_until(lambda: self.process.poll() is not None or ADDRESS.search(self.log()))
+        found = ADDRESS.search(self.log())
+        assert found, self.log()
         self.url = found[1]
 
     def log(self) -> str:
