@@ -82,7 +82,7 @@ def look(ids: Collection[UUID], seen: Mapping[UUID, PreviewNews]) -> dict[UUID, 
         Job.objects.filter(pk__in=ids, deleted_at=None)
         .select_related("preview")
         .defer("graph", "params", "metadata", "error_detail", "preview__image")
-        .prefetch_related("outputs")
+        .with_outputs()
     )
     queued = [job.pk for job in jobs if job.status == JobStatus.QUEUED]
     places = Job.objects.places_in_queue(queued) if queued else {}

@@ -299,6 +299,11 @@ class JobQuerySet(models.QuerySet["Job"]):
             )
             return dict(cursor.fetchall())
 
+    def with_outputs(self) -> Self:
+        """Load the outputs too, and their owner, by whom links to them are signed."""
+        outputs = Asset.objects.select_related("owner")
+        return self.prefetch_related(models.Prefetch("outputs", outputs))
+
     def under_way_on(self, backend: Backend) -> list[str]:
         """Return the prompt ids of the jobs that a worker holds on this backend."""
         held = self.filter(backend=backend, status__in=HELD)

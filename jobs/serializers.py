@@ -14,7 +14,7 @@ from uuid import UUID
 
 from blake3 import blake3
 from django.conf import settings
-from django.db.models import Case, Count, OuterRef, Prefetch, Q, QuerySet, Subquery, When
+from django.db.models import Case, Count, OuterRef, Q, Subquery, When
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, QueryDict
 from django.urls import reverse
@@ -24,7 +24,7 @@ from rest_framework import serializers
 from comfy import graph
 from jobs.errors import CODES, ApiError
 from jobs.links import content_url
-from jobs.models import PRIORITY_MAX, Asset, Job
+from jobs.models import PRIORITY_MAX, Asset, Job, JobQuerySet
 from jobs.status import JobStatus
 
 # --- reading ---
@@ -280,7 +280,7 @@ def read_cursor(cursor: str) -> UUID:
 # --- writing ---
 
 
-def shown(jobs: QuerySet[Job]) -> QuerySet[Job]:
+def shown(jobs: JobQuerySet) -> JobQuerySet:
     """Load with the jobs what `job_json` tells, in two queries however many they are."""
     queued = Job.objects.filter(status=JobStatus.QUEUED).order_by()
     ahead = queued.filter(
@@ -290,13 +290,13 @@ def shown(jobs: QuerySet[Job]) -> QuerySet[Job]:
     )
     count = ahead.values("status").annotate(n=Count("pk")).values("n")
     return (
-        jobs.defer("graph", "error_detail")
+        jobs.with_outputs()
+        .defer("graph", "error_detail")
         .annotate(
             queue_position=Case(
                 When(status=JobStatus.QUEUED, then=Coalesce(Subquery(count), 0) + 1), default=None
             )
         )
-        .prefetch_related(Prefetch("outputs", Asset.objects.select_related("owner")))
     )
 
 

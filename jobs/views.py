@@ -10,7 +10,6 @@ from uuid import UUID
 
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
 from django.http import QueryDict, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
@@ -24,7 +23,7 @@ from rest_framework.views import APIView
 from jobs.auth import Pass
 from jobs.errors import UNREADABLE, ApiError
 from jobs.idempotency import once_per_key
-from jobs.models import Job, Once
+from jobs.models import Job, JobQuerySet, Once
 from jobs.photos import read_photo
 from jobs.pictures import output_unavailable, picture_response
 from jobs.portraits import submit_portrait
@@ -117,7 +116,7 @@ class JobsView(ApiView):
         metadata: Mapping[str, str],
         status: str | None = None,
         cursor: UUID | None = None,
-    ) -> QuerySet[Job]:
+    ) -> JobQuerySet:
         jobs = Job.objects.visible_to(request.user).order_by("-pk")
         if metadata:
             jobs = jobs.filter(metadata__contains=metadata)
