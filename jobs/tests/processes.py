@@ -93,7 +93,12 @@ class WebProcess:
     def __init__(self, log: Path, **changed: Any) -> None:
         self._log = log
         command = ["-m", "uvicorn", "genflow_project.asgi:application", "--port", "0"]
-        where = {"ALLOWED_HOSTS": "127.0.0.1", "SECRET_KEY": settings.SECRET_KEY}
+        where = {
+            "ALLOWED_HOSTS": "127.0.0.1",
+            "SECRET_KEY": settings.SECRET_KEY,
+            # Nobody has collected static files here.
+            "PYTHONWARNINGS": "error,ignore:No directory at",
+        }
         with log.open("wb") as file:
             self.process = subprocess.Popen(  # noqa: S603 (our own interpreter)
                 [sys.executable, *command],
