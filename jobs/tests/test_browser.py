@@ -27,17 +27,19 @@ from pytest_django.live_server_helper import LiveServer
 from fake_comfy import FakeComfy
 from jobs.models import Job
 from jobs.status import JobStatus
-from jobs.tests.helpers import photo_bytes, wait_until
+from jobs.tests.helpers import photo_bytes, queue_job, wait_until
 from jobs.tests.helpers_pages import (
     PASSWORD,
     failed_job,
     finished_job,
+    logged_in,
     lose_file,
     page_of,
     retrying_job,
     running_job,
     waiting_job,
 )
+from jobs.tests.processes import web_process
 from jobs.worker import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,7 +113,7 @@ def new_context(browser: Browser, quiet_server: LiveServer, ann: User) -> Iterat
         page.on("console", note)
 
     def new(**options: Any) -> BrowserContext:
-        context = browser.new_context(base_url=quiet_server.url, **options)
+        context = browser.new_context(**{"base_url": quiet_server.url} | options)
         context.set_default_timeout(SECONDS)
         context.on("page", watch)
         contexts.append(context)
@@ -469,6 +471,25 @@ def test_the_stream_shows_steps_and_a_picture_while_it_is_drawn(page: Page, ann:
     preview = page.get_by_alt_text("The portrait as it is being drawn")
     expect(preview).to_have_js_property("naturalWidth", 96)
     expect(page).to_have_title(re.compile("^50 % · "))
+
+
+def test_the_servers_own_stream_shows_the_picture_while_it_is_drawn(
+    new_context: NewContext, ann: User, fake: FakeComfy, running_worker: Worker
+) -> None:
+    fake.seconds = 4
+    with web_process(DEBUG=1) as web:
+        context = new_context(base_url=web.url)
+        session = logged_in(ann).cookies["sessionid"].value
+        context.add_cookies([{"name": "sessionid", "value": session, "url": web.url}])
+        page = context.new_page()
+
+        page.goto(page_of(queue_job(ann, steps=20)))
+
+        preview = page.get_by_alt_text("The portrait as it is being drawn")
+        expect(preview).to_be_visible(timeout=SECONDS)
+        expect(page.get_by_text(re.compile(r"^Step \d+ of 20$"))).to_be_visible()
+        expect_heading(page, "Your portrait is ready")
+        context.close()
 
 
 # --- the list and the account ---
