@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import mimetypes
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
-from asgiref.sync import sync_to_async
 from django.core.files.base import File
 from django.db import close_old_connections, connection
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
@@ -57,7 +56,7 @@ def _bytes_response(request: HttpRequest, asset: Asset, etag: str) -> HttpRespon
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{asset.size}"
     if request.method == "HEAD":
         return HttpResponse(headers=headers)
-    return PiecesResponse(_pieces(file, wanted), status=status, headers=headers)
+    return StreamingHttpResponse(_pieces(file, wanted), status=status, headers=headers)
 
 
 def _open(asset: Asset) -> File[Any]:
@@ -73,15 +72,6 @@ def output_unavailable() -> ApiError:
         "output_unavailable",
         "There is no picture: its job has not drawn one yet, or has ended without.",
     )
-
-
-class PiecesResponse(StreamingHttpResponse):
-    """Reads piece by piece on a thread; of an iterator that blocks, Django would gather all of it first."""
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        pieces = iter(self)
-        while (piece := await sync_to_async(lambda: next(pieces, None))()) is not None:
-            yield piece
 
 
 def _pieces(file: File[Any], wanted: range) -> Iterator[bytes]:

@@ -254,3 +254,13 @@ def test_a_client_that_takes_nothing_in_is_let_go(monkeypatch: pytest.MonkeyPatc
         await asyncio.Event().wait()
 
     async_to_sync(application)(scope_of("/nowhere"), receive, send)
+
+
+def test_pieces_are_read_as_they_are_sent() -> None:
+    pieces = iter([b"1", b"2", b"3"])
+
+    async def first_piece() -> bytes:
+        return await anext(application.pieces(pieces))
+
+    assert async_to_sync(first_piece)() == b"1"
+    assert list(pieces) == [b"2", b"3"]

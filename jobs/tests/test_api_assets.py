@@ -8,7 +8,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import DataError, connection
 from django.db.models.functions import Now
@@ -18,7 +17,7 @@ from django.utils.dateparse import parse_datetime
 from pytest_django import Settings
 
 from jobs.models import Asset, Blob
-from jobs.pictures import PIECE_BYTES, PiecesResponse
+from jobs.pictures import PIECE_BYTES
 from jobs.storage import CHUNK_BYTES, PostgresStorage
 from jobs.tests.helpers import make_user, queue_job
 from jobs.tests.helpers_api import (
@@ -587,16 +586,6 @@ def test_no_more_is_read_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert read == [1, 2]
     assert Client().get(url).getvalue() == content
     assert read == [1, 2, 0, 1, 2, 3]
-
-
-def test_pieces_are_read_as_they_are_sent() -> None:
-    pieces = iter([b"1", b"2", b"3"])
-
-    async def first_piece() -> bytes:
-        return await anext(aiter(PiecesResponse(pieces)))
-
-    assert async_to_sync(first_piece)() == b"1"
-    assert list(pieces) == [b"2", b"3"]
 
 
 @pytest.mark.django_db(transaction=True)
