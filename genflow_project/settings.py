@@ -358,6 +358,12 @@ GENFLOW_STORAGE_PER_OWNER_BYTES: int = env.int(
 )
 GENFLOW_PHOTO_MAX_BYTES: int = env.int("GENFLOW_PHOTO_MAX_BYTES", default=20 * 1024 * 1024)
 GENFLOW_PHOTO_MAX_PIXELS: int = env.int("GENFLOW_PHOTO_MAX_PIXELS", default=64_000_000)
+GENFLOW_PHOTO_MAX_SIDE: int = env.int("GENFLOW_PHOTO_MAX_SIDE", default=2048)
+GENFLOW_FACE_CHECK: str = env.str("GENFLOW_FACE_CHECK", default="warn").lower()
+if GENFLOW_FACE_CHECK not in ("refuse", "warn", "off"):
+    raise ImproperlyConfigured(
+        f"GENFLOW_FACE_CHECK is {GENFLOW_FACE_CHECK}; set it to refuse, warn or off."
+    )
 # Bytes of an uploaded asset.
 GENFLOW_ASSET_MAX_BYTES: int = env.int("GENFLOW_ASSET_MAX_BYTES", default=100 * 1024 * 1024)
 GENFLOW_JOB_RETENTION_DAYS: float = env.float("GENFLOW_JOB_RETENTION_DAYS", default=30)

@@ -9,6 +9,7 @@ from jobs.errors import not_found
 
 urlpatterns = [
     path("portraits", views.PortraitsView.as_view(), name="portraits"),
+    path("photos/check", views.PhotoCheckView.as_view(), name="photo-check"),
     path("jobs", views.JobsView.as_view(), name="jobs"),
     path("jobs/<uuid:pk>", views.JobView.as_view(), name="job"),
     path("jobs/<uuid:pk>/cancel", views.CancelJobView.as_view(), name="job-cancel"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error, Warning, register
 
 POSITIVE = (
     "LEASE_SECONDS",
@@ -26,6 +27,7 @@ POSITIVE = (
     "STORAGE_PER_OWNER_BYTES",
     "PHOTO_MAX_BYTES",
     "PHOTO_MAX_PIXELS",
+    "PHOTO_MAX_SIDE",
     "ASSET_MAX_BYTES",
     "JOB_RETENTION_DAYS",
     "WEB_CONNECTIONS",
@@ -38,6 +40,7 @@ MOST = {
     "MAX_RESUBMITS": 32_767,
     "MAX_LOST_WORKERS": 32_767,
     "JOB_RETENTION_DAYS": 36_500,
+    "PHOTO_MAX_SIDE": 16_384,
     "STORAGE_PER_OWNER_BYTES": 2**60,
 }
 PREVIEW_METHODS = ("auto", "latent2rgb", "taesd", "default", "none")
@@ -89,6 +92,19 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
             f" {', '.join(PREVIEW_METHODS)}."
         )
     return [Error(problem, id=f"genflow.E{n:03}") for n, problem in enumerate(problems, 1)]
+
+
+@register
+def check_face_detector(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    if settings.GENFLOW_FACE_CHECK == "off" or find_spec("dlib"):
+        return []
+    return [
+        Warning(
+            "dlib is not installed: photos are taken without a look for faces.",
+            hint="Install dlib-bin, or set GENFLOW_FACE_CHECK=off.",
+            id="genflow.W001",
+        )
+    ]
 
 
 def is_http_url(url: str) -> bool:

@@ -20,9 +20,9 @@ from rest_framework.exceptions import APIException, NotAuthenticated, Throttled,
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_exception_handler
 
+from jobs.developing import BadPhoto
 from jobs.models import AssetGone, KeyInFlight, KeyReused, NoRoom
 from jobs.outage import StorageAway, is_outage
-from jobs.photos import BadPhoto
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,10 @@ def _translated(exc: Exception) -> Exception:
         case ValidationError():
             return invalid(exc.detail)
         case BadPhoto():
-            return ApiError(exc.status, exc.code, exc.message, details={"photo": [exc.message]})
+            details = {"photo": [exc.message]}
+            return ApiError(
+                exc.status, exc.code, exc.message, details=details, retry_after=exc.retry_after
+            )
         case NoRoom():
             return ApiError(exc.status, exc.code, str(exc), retry_after=exc.retry_after)
         case KeyReused():

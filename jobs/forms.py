@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from django import forms
-from django.conf import settings
 from django.contrib.auth import authenticate
 from django.contrib.auth.forms import PasswordChangeForm
 from django.contrib.auth.models import User
@@ -18,12 +17,13 @@ from django.http import HttpRequest
 
 from comfy import graph
 from comfy.graph import FaceRequest
+from jobs.developing import BadPhoto, Photo
 from jobs.models import Job
-from jobs.photos import BadPhoto, Photo, read_photo
+from jobs.photos import photo_rules, read_photo
 from jobs.portraits import PARAMS
 from jobs.serializers import LORA_NAME
 
-PHOTO_TYPES: Final = ".jpg,.jpeg,.png,.webp,.gif,.bmp,.tif,.tiff"
+PHOTO_TYPES: Final = ".jpg,.jpeg,.png,.webp,.heic,.heif,.avif,.gif,.bmp,.tif,.tiff"
 # Each is about what SD 1.5 was trained on.
 SIZES: Final = {"512x512": "Square", "512x768": "Portrait", "768x512": "Landscape"}
 OWN_SIZE: Final = "own"
@@ -113,7 +113,7 @@ class PortraitForm(forms.Form):
     )
     photo = forms.FileField(
         label="Your photo",
-        help_text="A clear photo of one face. JPEG, PNG, WebP, GIF, BMP or TIFF.",
+        help_text="A clear photo of one face. JPEG, PNG, WebP, HEIC, AVIF, GIF, BMP or TIFF.",
         required=False,  # if there is an earlier one
         allow_empty_file=True,  # read_photo has a sentence for that
         widget=forms.FileInput(attrs={"accept": PHOTO_TYPES}),
@@ -206,11 +206,7 @@ class PortraitForm(forms.Form):
                 raise ValidationError("Choose a photo.")
             return None
         try:
-            return read_photo(
-                file,
-                max_bytes=settings.GENFLOW_PHOTO_MAX_BYTES,
-                max_pixels=settings.GENFLOW_PHOTO_MAX_PIXELS,
-            )
+            return read_photo(file, photo_rules())
         except BadPhoto as exc:
             raise ValidationError(exc.message, code=exc.code) from exc
 

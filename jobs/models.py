@@ -804,6 +804,8 @@ class Job(models.Model):
     # which the upload's names replace on the wire.
     graph = models.JSONField(default=dict)
     metadata = models.JSONField(default=dict, blank=True)
+    # What was doubtful about the photo, as [{"code", "message"}]; they stop nothing.
+    warnings = models.JSONField(default=list, blank=True)
 
     status = models.CharField(max_length=10, choices=JobStatus, default=JobStatus.QUEUED)
     step = models.CharField(max_length=10, choices=Step, default=Step.UPLOAD, blank=True)

@@ -14,9 +14,9 @@ from django.db.models import QuerySet
 
 from comfy.graph import SEED, FaceRequest, portrait_graph
 from jobs.assets import stored
+from jobs.developing import Photo
 from jobs.limits import limits_of
 from jobs.models import Asset, Job, Once
-from jobs.photos import Photo
 from jobs.wire import asset_reference
 
 # What the user decides about a picture; all else is a setting.
@@ -62,6 +62,7 @@ def submit_portrait(
             owner=owner,
             priority=params.get("priority") or 0,
             metadata=dict(metadata or {}),
+            warnings=photo.warnings,
             **_drawing(params, asset),
         )
         return _submit(job, [asset], once)
@@ -77,7 +78,8 @@ def draw_again(job: Job) -> Job:
         drawing = {"kind": old.kind, "params": old.params, "graph": old.graph}
         if old.kind == Job.Kind.PORTRAIT:
             drawing = _drawing(old.params, *inputs)
-        again = Job(owner=old.owner, priority=old.priority, metadata=old.metadata, **drawing)
+        same = {name: getattr(old, name) for name in ("owner", "priority", "metadata", "warnings")}
+        again = Job(**same, **drawing)
         return _submit(again, inputs)
 
 
@@ -88,7 +90,8 @@ def draw_like(job: Job, params: Mapping[str, Any], *, once: Once | None = None) 
     """
     with transaction.atomic():
         old, inputs = _locked(Job.objects.filter(deleted_at=None), job)
-        return _submit(Job(owner=old.owner, **_drawing(params, *inputs)), inputs, once)
+        like = Job(owner=old.owner, warnings=old.warnings, **_drawing(params, *inputs))
+        return _submit(like, inputs, once)
 
 
 def _locked(jobs: QuerySet[Job], job: Job) -> tuple[Job, list[Asset]]:

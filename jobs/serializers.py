@@ -153,13 +153,18 @@ def is_storable(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-class PortraitSerializer(StrictSerializer):
-    """The form of a portrait."""
+class PhotoSerializer(StrictSerializer):
+    """The form of a photo alone."""
 
     photo = serializers.FileField(
         allow_empty_file=True,  # read_photo has a word for that
         error_messages={"invalid": "Must be a file.", "required": "Send a photo."},
     )
+
+
+class PortraitSerializer(PhotoSerializer):
+    """The form of a portrait."""
+
     prompt = TextField(graph.PROMPT_MAX_LENGTH)
     negative_prompt = TextField(graph.PROMPT_MAX_LENGTH, required=False, allow_blank=True)
     seed = NumberField(graph.SEED)
@@ -320,6 +325,7 @@ def job_json(job: Job, request: HttpRequest) -> dict[str, Any]:
         "retry": _retry(job),
         "priority": job.priority,
         "params": job.params,
+        "warnings": job.warnings,
         "metadata": job.metadata,
         "metrics": {
             "queue_ms": _milliseconds(job.created_at, job.started_at),

@@ -13,9 +13,9 @@ from django.utils.cache import get_conditional_response
 from django.utils.http import quote_etag
 from PIL import Image
 
+from jobs.developing import BOMB, UNREADABLE
 from jobs.models import Asset
 from jobs.outage import StorageAway
-from jobs.photos import BOMB, UNREADABLE
 
 LONGEST_SIDE: Final = 480  # pixels
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import QueryDict, StreamingHttpResponse
 from django.http.response import HttpResponseBase
@@ -24,12 +23,14 @@ from jobs.auth import Pass
 from jobs.errors import UNREADABLE, ApiError
 from jobs.idempotency import once_per_key
 from jobs.models import Job, JobQuerySet, Once
-from jobs.photos import read_photo
+from jobs.photos import photo_rules, read_photo
 from jobs.pictures import output_unavailable, picture_response
 from jobs.portraits import submit_portrait
 from jobs.serializers import (
     JobListSerializer,
+    PhotoSerializer,
     PortraitSerializer,
+    StrictSerializer,
     cursor_after,
     job_json,
     list_item_json,
@@ -75,22 +76,35 @@ class JsonParser(JSONParser):
         return body
 
 
+def form_of(request: Request, kind: type[StrictSerializer]) -> dict[str, Any]:
+    """Return what a form of this kind asks for."""
+    form = kind(
+        data=request.data or QueryDict(), context={"request": request}
+    )  # no body is no form
+    form.is_valid(raise_exception=True)
+    fields: dict[str, Any] = form.validated_data
+    return fields
+
+
+class PhotoCheckView(ApiView):
+    """What a portrait of this photo would be told of it; nothing is stored."""
+
+    parser_classes = [FormParser]
+
+    def post(self, request: Request) -> Response:
+        photo = read_photo(form_of(request, PhotoSerializer)["photo"], photo_rules())
+        told = ("width", "height", "face", "warnings")
+        return Response({"ok": True} | {name: getattr(photo, name) for name in told})
+
+
 class PortraitsView(ApiView):
     parser_classes = [FormParser]
 
     @once_per_key(job_created)
     def post(self, request: Request, once: Once | None) -> Response:
-        form = PortraitSerializer(  # no body is no form
-            data=request.data or QueryDict(), context={"request": request}
-        )
-        form.is_valid(raise_exception=True)
-        params = form.validated_data
+        params = form_of(request, PortraitSerializer)
         metadata = params.pop("metadata", None)
-        photo = read_photo(
-            params.pop("photo"),
-            max_bytes=settings.GENFLOW_PHOTO_MAX_BYTES,
-            max_pixels=settings.GENFLOW_PHOTO_MAX_PIXELS,
-        )
+        photo = read_photo(params.pop("photo"), photo_rules())
         assert isinstance(request.user, User)
         job = submit_portrait(request.user, photo, params, metadata, once=once)
         return job_created(request, job.pk)

@@ -181,6 +181,7 @@ def test_a_photo_that_is_of_no_use_is_refused(
         "C:\\fakepath\\me.jpg",
         ".jpg",
         "me..jpg",
+        "...",
         "selfie [output].png",
         "¡¡¡.¡¡",
     ],

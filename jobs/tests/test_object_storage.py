@@ -20,10 +20,10 @@ from moto import mock_aws
 from pytest_django import Settings
 
 from fake_comfy import FakeComfy
+from jobs.developing import Photo
 from jobs.housekeeping import sweep
 from jobs.models import Blob, Job
 from jobs.outage import StorageAway
-from jobs.photos import Photo
 from jobs.portraits import submit_portrait
 from jobs.status import JobStatus
 from jobs.storage import CHUNK_BYTES

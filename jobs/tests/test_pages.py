@@ -172,8 +172,8 @@ def test_what_is_folded_away_is_unfolded_when_it_is_wrong(as_ann: Client) -> Non
     ("content", "sentence"),
     [
         (b"", "The photo is empty."),
-        (b"<html>", "must be a JPEG, PNG"),
-        (photo_bytes()[:400], "cannot be read"),
+        (b"<html>", "Send a JPEG, PNG"),
+        (photo_bytes()[:400], "damaged or was cut off"),
     ],
 )
 def test_a_bad_photo_is_told_in_a_sentence(as_ann: Client, content: bytes, sentence: str) -> None:
@@ -181,6 +181,13 @@ def test_a_bad_photo_is_told_in_a_sentence(as_ann: Client, content: bytes, sente
 
     assert answer.status_code == 422
     assert sentence in answer.content.decode()
+
+
+def test_what_is_doubtful_about_a_photo_is_told_beside_it(as_ann: Client) -> None:
+    page = as_ann.post("/new/send/", form_values(), follow=True).content.decode()
+
+    assert "Your photo" in page
+    assert "No face was found in the photo." in page
 
 
 def test_a_photo_above_the_limit_is_refused(as_ann: Client, settings: Settings) -> None:

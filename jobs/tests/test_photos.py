@@ -1,210 +1,172 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import subprocess
+import sys
 import threading
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
-from PIL import Image, ImageChops
+from django.conf import settings as project
+from PIL import Image
 
-from jobs.photos import BadPhoto, Photo, read_photo
+from jobs import photos
+from jobs.developing import BadPhoto, Photo, Rules
+from jobs.photos import DARKROOM, read_photo
 from jobs.tests.helpers import start, wait_until
+from jobs.tests.helpers_photos import decoded, encoded, ramp, rules, tile_bomb
 
-SIZE = (96, 72)
-
-
-def read(content: bytes, *, max_bytes: int = 1_000_000, max_pixels: int = 1_000_000) -> Photo:
-    return read_photo(io.BytesIO(content), max_bytes=max_bytes, max_pixels=max_pixels)
-
-
-def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
+PHOTO = encoded(ramp(), "JPEG")
+# The decoder looks at each of these bytes anew, for ten seconds.
+SLOW_PHOTO = PHOTO[:2] + b"\xff" * 19_000_000 + PHOTO[2:]
 
 
-def decoded(photo: Photo) -> Image.Image:
-    return Image.open(io.BytesIO(photo.content))
+def read(content: bytes, **changed: Any) -> Photo:
+    return read_photo(io.BytesIO(content), rules(**changed))
 
 
-def ramp(mode: str = "RGB") -> Image.Image:
-    """Black at the top to white at the bottom."""
-    gray = Image.linear_gradient("L").resize(SIZE)
-    if mode == "CMYK":
-        return gray.convert("RGB").convert("CMYK")
-    return gray.convert(mode)
+def refusal(content: bytes, **changed: Any) -> BadPhoto:
+    with pytest.raises(BadPhoto) as refused:
+        read(content, **changed)
+    return refused.value
 
 
-def deep_ramp() -> Image.Image:
-    """The same in 16 bits a pixel."""
-    raw = b"".join((value * 257).to_bytes(2, "little") for value in ramp("L").tobytes())
-    return Image.frombytes("I;16", SIZE, raw)
+def darkroom_pid() -> int:
+    assert DARKROOM._process is not None
+    return DARKROOM._process.pid
 
 
-def differs(photo: Photo, expected: Image.Image) -> int:
-    """Return by how much any pixel is off; JPEG costs a few levels."""
-    difference = ImageChops.difference(decoded(photo), expected.convert("RGB"))
-    return max(high for _low, high in difference.getextrema())  # type: ignore[misc]
+def is_gone(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return False
+    return True
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO"])
-def test_a_photo_of_each_known_format_becomes_a_plain_jpeg(format: str) -> None:
-    photo = read(encoded(ramp(), format))
+def test_a_photo_is_developed_by_a_process_of_its_own() -> None:
+    photo = read(PHOTO)
 
-    assert (photo.content_type, photo.width, photo.height) == ("image/jpeg", *SIZE)
-    assert (decoded(photo).format, decoded(photo).mode) == ("JPEG", "RGB")
-    assert differs(photo, ramp()) < 16
+    assert (photo.width, photo.height) == decoded(photo).size == (96, 72)
+    assert darkroom_pid() != os.getpid()
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "YCbCr", "I", "F"])
-def test_a_photo_of_each_colour_mode_becomes_rgb(mode: str) -> None:
-    photo = read(encoded(ramp(mode), "TIFF"))
+def test_what_it_refuses_comes_back_whole() -> None:
+    refused = refusal(b"hello")
 
-    assert decoded(photo).mode == "RGB"
-    assert differs(photo, ramp("1") if mode == "1" else ramp()) < 16
-
-
-@pytest.mark.parametrize("format", ["PNG", "TIFF"])
-def test_sixteen_bits_are_scaled_down_and_not_cut_off(format: str) -> None:
-    assert differs(read(encoded(deep_ramp(), format)), ramp()) < 16
+    assert (refused.status, refused.code) == (415, "photo_format")
+    assert refused.message.startswith("This is no photo")
 
 
-def test_deep_numbers_that_are_none_do_no_harm() -> None:
-    read(encoded(Image.new("F", SIZE, float("nan")), "TIFF"))
+def test_no_more_than_the_allowed_bytes_are_read() -> None:
+    file = io.BytesIO(bytes(1_000_000))
+
+    with pytest.raises(BadPhoto, match="larger than 1,000 bytes") as refused:
+        read_photo(file, rules(max_bytes=1000))
+
+    assert (refused.value.status, refused.value.code) == (413, "photo_too_large")
+    assert file.tell() == 1001
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_a_photo_taken_with_a_turned_camera_stands_upright(format: str) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be shown a quarter turn clockwise
-    photo = read(encoded(ramp(), format, exif=exif))
+def test_as_many_bytes_as_allowed_are_taken_and_a_film_behind_the_photo_counts() -> None:
+    read(PHOTO, max_bytes=len(PHOTO))
 
-    assert (photo.width, photo.height) == (SIZE[1], SIZE[0])
-    assert differs(photo, ramp().transpose(Image.Transpose.ROTATE_270)) < 16
+    assert refusal(PHOTO + b"film", max_bytes=len(PHOTO)).status == 413
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow speaks of corrupt EXIF
-@pytest.mark.parametrize(
-    "exif",
-    [
-        b"Exif\0\0",
-        b"Exif\0\0Exif\0\0II*\0\x08\0\0\0",
-        b"Exif\0\0not a table at all",
-        b"Exif\0\0II*\0\x08\0\0\0\x09\0\x12",  # cut in the first entry
-        b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x09\0\0\0\0\0\0",  # turn 9
-        b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x02\0\0\0\x04abc\0\0\0\0\0",  # turn "abc"
-    ],
-)
-def test_broken_exif_breaks_nothing(exif: bytes) -> None:
-    photo = read(encoded(ramp(), "JPEG", exif=exif))
+def test_an_empty_file_is_refused() -> None:
+    refused = refusal(b"")
 
-    assert (photo.width, photo.height) == SIZE
+    assert refused.status == 422
+    assert "empty" in refused.message
 
 
-def test_metadata_is_dropped() -> None:
-    exif = Image.Exif()
-    exif[0x010E] = "taken at home"
-    content = encoded(ramp(), "JPEG", exif=exif, comment=b"a secret", icc_profile=b"profile")
+def test_a_photo_that_takes_too_long_is_given_up() -> None:
+    refused = refusal(SLOW_PHOTO, max_bytes=20_000_000, cpu_seconds=1)
 
-    photo = read(content)
-
-    assert not any(
-        word in photo.content for word in (b"Exif", b"home", b"secret", b"ICC_PROFILE", b"profile")
+    assert (refused.status, refused.code) == (422, "bad_photo")
+    assert refused.message == (
+        "The photo takes too much work to read. Save it anew as a plain JPEG."
     )
 
 
-def test_a_film_behind_the_photo_is_dropped_but_counts_as_bytes() -> None:
-    content = encoded(ramp(), "JPEG")
-    film = b"\0\0\0\x18ftypmp42" + bytes(50_000)
-
-    assert len(read(content + film).content) < len(film)
-    with pytest.raises(BadPhoto, match="larger than"):
-        read(content + film, max_bytes=len(content) + 100)
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not limit a process's memory")
+def test_a_photo_that_takes_too_much_memory_is_refused() -> None:
+    assert refusal(tile_bomb(16_000), max_bytes=2_000_000).status == 422
 
 
-@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
-def test_of_a_moving_picture_the_first_frame_is_taken(format: str) -> None:
-    others = [Image.new("RGB", SIZE, colour) for colour in ("red", "green", "blue")]
-    photo = read(encoded(ramp(), format, save_all=True, append_images=others))
+def test_after_a_photo_that_killed_its_process_the_next_one_is_read() -> None:
+    refusal(SLOW_PHOTO, max_bytes=20_000_000, cpu_seconds=1)
+    before = darkroom_pid()
 
-    assert differs(photo, ramp()) < 16
+    read(PHOTO)
 
-
-def test_what_is_transparent_is_laid_on_a_light_ground() -> None:
-    cutout = Image.new("RGBA", SIZE, (200, 0, 0, 0))
-    cutout.paste((0, 0, 200, 255), (0, 0, 48, 72))
-
-    image = decoded(read(encoded(cutout, "PNG")))
-
-    assert image.getpixel((90, 36)) == (255, 255, 255)
-    red, _green, blue = image.getpixel((10, 36))  # type: ignore[misc]
-    assert (red < 10, blue > 190) == (True, True)
+    assert darkroom_pid() == before
 
 
-@pytest.mark.parametrize("transparency", [0, bytes([0, 255])])
-def test_transparent_colours_of_a_palette_are_laid_on_the_ground(transparency: Any) -> None:
-    picture = Image.new("P", SIZE, 1)
-    picture.putpalette([0, 0, 0, 0, 0, 200])
-    picture.paste(0, (0, 0, 48, 72))
+def test_a_darkroom_that_was_killed_is_started_anew() -> None:
+    read(PHOTO)
+    killed = darkroom_pid()
+    os.kill(killed, signal.SIGKILL)
+    assert DARKROOM._process is not None
+    DARKROOM._process.wait(10)
 
-    image = decoded(read(encoded(picture, "PNG", transparency=transparency)))
-
-    assert image.getpixel((10, 36)) == (255, 255, 255)
-
-
-def test_a_fully_transparent_photo_is_refused() -> None:
-    with pytest.raises(BadPhoto, match="transparent") as refused:
-        read(encoded(Image.new("RGBA", SIZE), "PNG"))
-
-    assert (refused.value.status, refused.value.code) == (422, "bad_photo")
+    assert read(PHOTO).width == 96
+    assert darkroom_pid() != killed
 
 
-@pytest.mark.parametrize("size", [(1, 1), (63, 500), (500, 63)])
-def test_a_tiny_photo_is_refused_with_the_least_size(size: tuple[int, int]) -> None:
-    with pytest.raises(BadPhoto, match="at least 64 on each side") as refused:
-        read(encoded(Image.new("RGB", size), "PNG"))
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_is_meant_for_the_web_server_ends_no_photo(stop: signal.Signals) -> None:
+    read(PHOTO)
+    before = darkroom_pid()
 
-    assert refused.value.status == 422
+    os.kill(before, stop)
 
-
-def test_the_limits_themselves_are_allowed() -> None:
-    content = encoded(Image.new("RGB", (64, 64)), "PNG")
-
-    read(content, max_bytes=len(content), max_pixels=64 * 64)
+    assert read(PHOTO).width == 96
+    assert darkroom_pid() == before
 
 
-@pytest.mark.parametrize(
-    ("size", "max_pixels"),
-    [((65, 64), 64 * 64), ((16_385, 64), 10_000_000), ((12_000, 12_000), 10**9)],
-)
-def test_too_many_pixels_are_refused_before_they_are_decoded(
-    size: tuple[int, int], max_pixels: int
-) -> None:
-    content = encoded(Image.new("1", size), "PNG")[:200]  # there is nothing to decode
+@pytest.mark.parametrize("ending", ["darkroom.close()", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_nothing_of_the_darkroom_outlives_the_web_server(ending: str) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from jobs.darkroom import Darkroom\n"
+        "from jobs.developing import Rules\n"
+        "darkroom = Darkroom()\n"
+        "darkroom.develop(sys.stdin.buffer.read(), Rules(10_000, 10_000, 100, 'warn'))\n"
+        "print(darkroom._process.pid, flush=True)\n"
+        f"{ending}\n"
+    )
 
-    with pytest.raises(BadPhoto, match="pixels") as refused:
-        read(content, max_pixels=max_pixels)
+    server = subprocess.run(  # noqa: S603
+        [sys.executable, "-W", "error", "-X", "dev", "-c", script],
+        cwd=project.BASE_DIR,
+        input=PHOTO,
+        capture_output=True,
+        check=False,
+    )
 
-    assert (refused.value.status, refused.value.code) == (413, "photo_too_large")
+    assert server.stderr == b""
+    wait_until(lambda: is_gone(int(server.stdout)))
 
 
-def test_large_photos_sent_at_once_are_decoded_two_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_photos_sent_at_once_are_developed_two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     inside, most = [], []
 
-    def plain(image: Image.Image) -> Image.Image:
-        inside.append(image)
+    def develop(content: bytes, rules: Rules) -> Photo:
+        inside.append(content)
         most.append(len(inside))
         go_on.wait(20)
         inside.pop()
-        return image.convert("RGB")
+        return Photo(content, "image/jpeg", 96, 72)
 
-    monkeypatch.setattr("jobs.photos._plain", plain)
-    content = encoded(ramp(), "PNG")
+    monkeypatch.setattr(DARKROOM, "develop", develop)
 
-    threads = [start(lambda: read(content)) for _ in range(6)]
+    threads = [start(lambda: read(PHOTO)) for _ in range(6)]
     wait_until(lambda: len(inside) == 2)
     go_on.set()
     for thread in threads:
@@ -213,66 +175,26 @@ def test_large_photos_sent_at_once_are_decoded_two_at_a_time(
     assert (len(most), max(most)) == (6, 2)
 
 
-def test_a_progressive_jpeg_has_only_so_many_scans() -> None:
-    content = encoded(ramp(), "JPEG", progressive=True)
-    first = content.index(b"\xff\xda", content.index(b"\xff\xda") + 1)
-    scan = content[first : content.index(b"\xff\xda", first + 1)]
+def test_who_waits_too_long_for_others_photos_is_told_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(photos, "WAIT_SECONDS", 0.01)
 
-    read(content[:-2] + scan * 20 + content[-2:])
-    with pytest.raises(BadPhoto, match="too many pieces"):
-        read(content[:-2] + scan * 60 + content[-2:])
+    with photos.DEVELOPED_AT_ONCE, photos.DEVELOPED_AT_ONCE:
+        refused = refusal(PHOTO)
 
-
-def test_a_jpeg_has_only_so_many_segments() -> None:
-    content = encoded(ramp(), "JPEG")
-
-    with pytest.raises(BadPhoto, match="too many pieces"):
-        read(content[:2] + b"\xff\xe5\0\x02" * 5_000 + content[2:])
+    assert (refused.status, refused.code, refused.retry_after) == (503, "photos_busy", 15)
+    read(PHOTO)
 
 
-def test_what_follows_a_jpeg_is_no_part_of_it() -> None:
-    read(encoded(ramp(), "JPEG") + b"\xff\xda\0\x02" * 5_000)
+def test_threads_get_each_their_own_photo() -> None:
+    sizes = [(64 + number, 64) for number in range(6)]
+    widths: dict[int, int] = {}
 
+    def send(size: tuple[int, int]) -> None:
+        widths[size[0]] = read(encoded(Image.new("RGB", size), "PNG")).width
 
-def test_no_more_than_the_allowed_bytes_are_read() -> None:
-    file = io.BytesIO(bytes(1_000_000))
+    for thread in [start(partial(send, size)) for size in sizes]:
+        thread.join()
 
-    with pytest.raises(BadPhoto, match="larger than 1,000 bytes") as refused:
-        read_photo(file, max_bytes=1000, max_pixels=1_000_000)
-
-    assert refused.value.status == 413
-    assert file.tell() == 1001
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"hello",
-        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-        b"%PDF-1.7",
-        b"\0\0\0\x18ftypheic",
-        encoded(Image.new("RGB", SIZE), "ICO"),
-    ],
-)
-def test_what_is_no_photo_of_a_known_format_is_refused(content: bytes) -> None:
-    with pytest.raises(BadPhoto, match="must be a JPEG, PNG") as refused:
-        read(content)
-
-    assert (refused.value.status, refused.value.code) == (415, "photo_format")
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_a_photo_cut_short_is_refused(format: str) -> None:
-    content = encoded(Image.effect_noise(SIZE, 90).convert("RGB"), format)
-
-    with pytest.raises(BadPhoto) as refused:
-        read(content[: len(content) // 2])
-
-    assert refused.value.status in (415, 422)
-
-
-def test_an_empty_file_is_refused() -> None:
-    with pytest.raises(BadPhoto, match="empty") as refused:
-        read(b"")
-
-    assert refused.value.status == 422
+    assert widths == {width: width for width, _height in sizes}

@@ -5,8 +5,8 @@ from django.db import DataError, OperationalError, transaction
 from pytest_django import Settings
 
 from comfy.graph import OUTPUT_NODE
+from jobs.developing import Photo
 from jobs.models import Asset, Blob, Job, QueueFull
-from jobs.photos import Photo
 from jobs.portraits import draw_again, submit_portrait
 from jobs.status import JobStatus
 from jobs.tests.helpers import claim, make_user, photo_bytes
