@@ -26,6 +26,7 @@ from jobs.serializers import (
     JobListSerializer,
     MetadataField,
     NumberField,
+    PhotoSerializer,
     PortraitSerializer,
     UploadSerializer,
     WaitSerializer,
@@ -89,6 +90,34 @@ class MetricsSerializer(serializers.Serializer[Any]):
     execution_ms = serializers.IntegerField(allow_null=True)
 
 
+class WarningSerializer(serializers.Serializer[Any]):
+    """Something about the photo that is doubtful and stops nothing."""
+
+    code = serializers.ChoiceField(
+        ["no_face", "turned_face", "several_faces", "small_face", "cut_face"]
+    )
+    message = serializers.CharField()
+
+
+class FaceSerializer(serializers.Serializer[Any]):
+    """The box of a face from brows to chin, in pixels of the stored photo; it may reach beyond its edges."""
+
+    left = serializers.IntegerField()
+    top = serializers.IntegerField()
+    right = serializers.IntegerField()
+    bottom = serializers.IntegerField()
+
+
+class PhotoCheckSerializer(serializers.Serializer[Any]):
+    """A photo that a portrait would take, as it would be stored."""
+
+    ok = serializers.ChoiceField([True])
+    width = serializers.IntegerField()
+    height = serializers.IntegerField()
+    face = FaceSerializer(allow_null=True, help_text="The one that would be portrayed.")
+    warnings = WarningSerializer(many=True)
+
+
 class JobUrlsSerializer(serializers.Serializer[Any]):
     """Where to go on from here: follow these instead of making them up."""
 
@@ -118,6 +147,7 @@ class JobSerializer(serializers.Serializer[Any]):
     retry = RetrySerializer(allow_null=True)
     priority = serializers.IntegerField()
     params = serializers.DictField(help_text="What was asked for, defaults and seed included.")
+    warnings = WarningSerializer(many=True)
     metadata = serializers.DictField(child=serializers.CharField())
     metrics = MetricsSerializer()
     urls = JobUrlsSerializer()
@@ -223,6 +253,13 @@ OPERATIONS: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
         "parameters": [KEY],
         "request": {"multipart/form-data": PortraitSerializer},
         "responses": {201: JOB} | IN_FLIGHT,
+    },
+    ("photo-check", "post"): {
+        "operation_id": "checkPhoto",
+        "summary": "What a portrait of this photo would be told of it",
+        "description": "Nothing is stored. What is refused here is refused there, in the same words.",
+        "request": {"multipart/form-data": PhotoSerializer},
+        "responses": {200: OpenApiResponse(PhotoCheckSerializer, "It would be taken.")},
     },
     ("jobs", "get"): {
         "operation_id": "listJobs",
@@ -409,8 +446,8 @@ REFUSALS: Final = {
     415: "`unsupported_media_type`: send the content type that is named here.",
     422: "`invalid_request` and the like: `details` names each field and what is wrong with it.",
     429: "`rate_limited` and the like: wait for as long as `Retry-After` says.",
-    503: "`database_unavailable`, `storage_unavailable` or `server_busy`: try again after `Retry-After`"
-    " seconds.",
+    503: "`database_unavailable`, `storage_unavailable`, `server_busy` or `photos_busy`: try again after"
+    " `Retry-After` seconds.",
 }
 
 
