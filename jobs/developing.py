@@ -15,7 +15,6 @@ from PIL import AvifImagePlugin, ExifTags, Image, ImageCms, UnidentifiedImageErr
 # An MPO opens as a JPEG.
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "AVIF", "HEIF", "GIF", "BMP", "TIFF")
 CONTENT_TYPE: Final = "image/jpeg"
-MIN_SIDE: Final = 64  # pixels; a smaller picture cannot carry a face
 MAX_SIDE: Final = 16_384
 GROUND: Final = (255, 255, 255)  # what shows through a transparent picture
 EXIF_TABLES: Final = re.compile(rb"(II\*\0|MM\0\*).*", re.DOTALL)
@@ -61,14 +60,16 @@ class BadPhoto(Exception):
 class Rules:
     """What a photo may be and take.
 
-    max_side: of the stored photo, in pixels. face_check: refuse, warn or off. cpu_seconds: until it is given up.
+    min_side: in pixels; a smaller picture cannot carry a face. max_side: of the stored photo. face_check: refuse,
+    warn or off. cpu_seconds: until it is given up; 64 million pixels were seen to take 4.
     """
 
     max_bytes: int
     max_pixels: int
     max_side: int
     face_check: str
-    cpu_seconds: int = 10  # 64 million pixels were seen to take 4
+    min_side: int = 64
+    cpu_seconds: int = 10
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def develop(content: bytes, rules: Rules) -> Photo:
     try:
         # Neither the name nor the type that came with the bytes is asked.
         with Image.open(BytesIO(content), formats=[f for f in FORMATS if f in Image.OPEN]) as image:
-            _check_size(*image.size, rules.max_pixels)
+            _check_size(*image.size, rules)
             picture = _plain(image, rules.max_side)
         return _checked(picture, rules) if rules.face_check != "off" else _encoded(picture)
     except UnidentifiedImageError as exc:
@@ -136,12 +137,12 @@ def _too_large(max_pixels: int) -> BadPhoto:
     )
 
 
-def _check_size(width: int, height: int, max_pixels: int) -> None:
-    if width * height > max_pixels or max(width, height) > MAX_SIDE:
-        raise _too_large(max_pixels)
-    if min(width, height) < MIN_SIDE:
+def _check_size(width: int, height: int, rules: Rules) -> None:
+    if width * height > rules.max_pixels or max(width, height) > MAX_SIDE:
+        raise _too_large(rules.max_pixels)
+    if min(width, height) < rules.min_side:
         raise _bad(
-            f"The photo is {width} x {height} pixels; it must have at least {MIN_SIDE} on each side."
+            f"The photo is {width} x {height} pixels; it must have at least {rules.min_side} on each side."
         )
 
 

@@ -139,6 +139,21 @@ def test_a_thumbnail_is_a_small_jpeg(as_ann: Client, ann: User) -> None:
     assert len(answer.content) < len(portrait_bytes())
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"P6 96 96 255\n" + bytes(96 * 96 * 3),
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 96 96\n%%EndComments\nshowpage\n",
+    ],
+)
+def test_a_thumbnail_is_made_of_the_formats_of_photos_alone(
+    as_ann: Client, ann: User, content: bytes
+) -> None:
+    job = finished_job(ann, content=content)  # others include some that start an interpreter
+
+    assert as_ann.get(thumbnail_url(job)).status_code == 404
+
+
 def test_a_thumbnail_is_made_once(
     as_ann: Client, ann: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
