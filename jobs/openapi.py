@@ -20,6 +20,7 @@ from rest_framework import serializers
 from rest_framework.views import APIView
 
 from jobs.auth import BearerAuthentication
+from jobs.error_codes import JOB_ERRORS, REQUEST_ERRORS
 from jobs.models import Job
 from jobs.serializers import (
     FromHashSerializer,
@@ -430,25 +431,10 @@ def described_view(method: str, words: Mapping[str, Any]) -> Any:
 
     def act(self: APIView, request: Any, id: Any = None) -> None: ...
 
-    responses = {s: OpenApiResponse(ErrorSerializer, REFUSALS[s]) for s in refusals(method, words)}
+    responses = {s: OpenApiResponse(ErrorSerializer, told(s)) for s in refusals(method, words)}
     describe = extend_schema(**{**words, "responses": responses | words["responses"]})
     described: type[APIView] = type("Described", (APIView,), {method: describe(act)})
     return described.as_view()
-
-
-# Refusals that an operation need not name.
-REFUSALS: Final = {
-    400: "`bad_request`: the request cannot be read.",
-    401: "`unauthorized`: no token, or one that is wrong, revoked or expired.",
-    403: "`forbidden`: a session without its CSRF token.",
-    404: "`not_found`: you have nothing of this id.",
-    413: "`request_too_large` and the like: send less.",
-    415: "`unsupported_media_type`: send the content type that is named here.",
-    422: "`invalid_request` and the like: `details` names each field and what is wrong with it.",
-    429: "`rate_limited` and the like: wait for as long as `Retry-After` says.",
-    503: "`database_unavailable`, `storage_unavailable`, `server_busy` or `photos_busy`: try again after"
-    " `Retry-After` seconds.",
-}
 
 
 def refusals(method: str, words: Mapping[str, Any]) -> Iterator[int]:
@@ -459,3 +445,33 @@ def refusals(method: str, words: Mapping[str, Any]) -> Iterator[int]:
         yield from (413, 415)
     if words.get("request") or words.get("parameters"):
         yield 422
+
+
+def told(status: int) -> str:
+    """Return the codes that come with a status, a line each."""
+    codes = {code: words for code, (its, words) in REQUEST_ERRORS.items() if its == status}
+    return "\n".join(f"- `{code}`: {words}" for code, words in codes.items())
+
+
+def tell_errors(result: dict[str, Any], **_: object) -> dict[str, Any]:
+    """List all codes in the description (a postprocessing hook)."""
+    result["info"]["description"] += (
+        "\n\nEvery error is `{"
+        '"error": {"code", "message", "details"}}`.\n\n'
+        + "\n".join(error_table())
+        + "\n\nA job that failed says why in its `error`, one that is tried again in its `retry`.\n\n"
+        + "\n".join(job_error_table())
+    )
+    return result
+
+
+def error_table() -> Iterator[str]:
+    yield from ("| code | status | what to do |", "|---|---|---|")
+    for code, (status, words) in REQUEST_ERRORS.items():
+        yield f"| `{code}` | {status} | {words} |"
+
+
+def job_error_table() -> Iterator[str]:
+    yield from ("| code | what to do |", "|---|---|")
+    for code, words in JOB_ERRORS.items():
+        yield f"| `{code}` | {words} |"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
+from django.conf import settings as settings_of_django
 from django.test import Client
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.validation import validate_schema
@@ -15,8 +19,12 @@ from schemathesis import Case
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
+from comfy.errors import ComfyError
 from jobs.api_urls import urlpatterns
-from jobs.openapi import OPERATIONS
+from jobs.error_codes import JOB_ERRORS, REQUEST_ERRORS
+from jobs.errors import CODES
+from jobs.models import WORKER_LOST
+from jobs.openapi import OPERATIONS, error_table, job_error_table
 from jobs.tests.helpers import make_user, queue_job
 from jobs.tests.helpers_api import finish, picture_bytes, token_of
 
@@ -69,3 +77,49 @@ def test_the_description_is_valid_and_open_to_all(client: Client) -> None:
 
     assert response.status_code == 200
     validate_schema(response.json())
+
+
+# --- codes ---
+
+MAKERS = ("ApiError", "BadPhoto", "BadWorkflow", "QueueFull", "later", "refusal", "refuse")
+
+
+def sources_of(package: str) -> list[str]:
+    folder = settings_of_django.BASE_DIR / package
+    return [path.read_text() for path in folder.glob("*.py") if path.name != "error_codes.py"]
+
+
+def codes_in(package: str) -> set[str]:
+    """Return what looks like a code where the package makes an error."""
+    nodes = [node for source in sources_of(package) for node in ast.walk(ast.parse(source))]
+    calls = [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "id", "") in MAKERS]
+    texts = [arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)]
+    return {
+        text for text in texts if isinstance(text, str) and re.fullmatch("[a-z]+(_[a-z]+)+", text)
+    }
+
+
+def test_every_code_is_listed_with_what_to_do() -> None:
+    assert {*codes_in("jobs"), *CODES.values()} <= {*REQUEST_ERRORS}
+    assert {error.code for error in all_subclasses(ComfyError)} | {WORKER_LOST.code} == {
+        *JOB_ERRORS
+    }
+
+
+def all_subclasses(kind: type[ComfyError]) -> Iterator[type[ComfyError]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from all_subclasses(subclass)
+
+
+def test_no_code_is_listed_that_there_is_not() -> None:
+    known = "".join(sources_of("jobs"))
+
+    assert [code for code in REQUEST_ERRORS if f'"{code}"' not in known] == []
+
+
+def test_the_page_about_the_api_lists_the_same() -> None:
+    page = (settings_of_django.BASE_DIR / "docs" / "api.md").read_text()
+
+    assert "\n".join(error_table()) in page
+    assert "\n".join(job_error_table()) in page
