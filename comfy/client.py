@@ -9,11 +9,11 @@ import io
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 from urllib.parse import quote
 
 import requests
@@ -22,49 +22,27 @@ from urllib3.exceptions import HTTPError
 from urllib3.filepost import encode_multipart_formdata
 
 from comfy.address import Address
-from comfy.classify import refusal, run_error
+from comfy.classify import refusal
 from comfy.errors import (
     AccessDenied,
     BadAnswer,
     ComfyError,
     GraphRefused,
-    Interrupted,
     NoAnswer,
     NotConnected,
     OutputMissing,
-    RunFailed,
+    OutputTooLarge,
     ServerTrouble,
     TooLarge,
 )
+from comfy.history import OutputFile, Run, extra_data_of, parse_run
 from comfy.text import clean_text
 from comfy.wire import Call, DeadlineAdapter, deadline
 
 JSON_MAX_BYTES: Final = 64 * 2**20  # /queue holds every queued graph
-FILE_MAX_BYTES: Final = 200 * 2**20
+PIECE_BYTES: Final = 64 * 1024
 TRANSFER_SECONDS: Final = 600.0  # for a whole upload or download
 RETRY_AFTER_MAX_SECONDS: Final = 3600.0
-
-
-@dataclass(frozen=True)
-class OutputFile:
-    """A file that a run left on the server; `type` is output, temp or input."""
-
-    filename: str
-    subfolder: str
-    type: str
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run. `outputs` has only the nodes that left files.
-
-    A success may have none: some versions say so of a graph that was wholly cached and had no client_id.
-    """
-
-    prompt_id: str
-    outputs: dict[str, list[OutputFile]]
-    error: ComfyError | None  # None: success
-    graph: dict[str, Any] | None = None  # what ran, as the server has it
 
 
 class Place(StrEnum):
@@ -86,7 +64,7 @@ class Sighting:
     ahead: int = 0  # entries that come before the first of ours
     running: tuple[str, ...] = ()  # the prompt ids that run
     signature: str = ""  # changes whenever the part of the queue before ours moves, and only then
-    graph: dict[str, Any] | None = None  # of the entry that was found
+    extra_data: dict[str, Any] = field(default_factory=dict)  # of the entry that was found
 
 
 @dataclass(frozen=True)
@@ -95,7 +73,7 @@ class QueueEntry:
 
     number: float
     prompt_id: str
-    graph: dict[str, Any] | None
+    extra_data: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -208,7 +186,7 @@ class ComfyClient:
             ahead=ahead,
             running=tuple(ids[: len(running)]),
             signature=f"{ids[: len(running)]} {ahead}",
-            graph=entries[ahead].graph,
+            extra_data=entries[ahead].extra_data,
         )
 
     def submit(
@@ -221,6 +199,8 @@ class ComfyClient:
         timeout: float | None = None,
     ) -> dict[str, Any]:
         """Queue `graph` under an id of the caller's; return the node errors of outputs that were left out.
+
+        extra_data: shown again by the queue and the history, but for the keys of comfy.org that a node may need.
 
         Raises GraphRefused, NodeMissing, ModelMissing or InputMissing if nothing was queued; after NoAnswer,
         ServerTrouble or BadAnswer it may be queued or not. ComfyUI has no dedupe: look before sending again.
@@ -238,21 +218,24 @@ class ComfyClient:
         node_errors = queued.get("node_errors")
         return node_errors if isinstance(node_errors, dict) else {}
 
-    def view(self, file: OutputFile) -> bytes:
-        """The whole file. Raises OutputMissing, and NoAnswer if it was cut on the way."""
+    def view(self, file: OutputFile, sink: IO[bytes], *, max_bytes: int) -> None:
+        """Write the whole file to `sink`.
+
+        Raises OutputMissing, OutputTooLarge, and NoAnswer if it was cut on the way; something may be written then.
+        """
         answer = self._request(
             "GET",
             "/view",
             params=_view_params(file),
             expect=(200, 404),
             seconds=TRANSFER_SECONDS,
-            max_bytes=FILE_MAX_BYTES,
+            max_bytes=max_bytes,
+            sink=sink,
         )
         if answer.status == 404:
             raise OutputMissing(f"GET /view: 404 for {file}")
-        if not answer.content or answer.headers.get("Content-Type", "").startswith("text/html"):
+        if not sink.tell() or answer.headers.get("Content-Type", "").startswith("text/html"):
             raise answer.unfit(f"no file for {file}")
-        return answer.content
 
     def exists(self, file: OutputFile) -> bool:
         """Whether the file is there (it may still be being written)."""
@@ -285,6 +268,10 @@ class ComfyClient:
         version = clean_text(system.get("comfyui_version"), 100)
         return SystemStats(version, [d for d in devices if isinstance(d, dict)], raw)
 
+    def object_info(self) -> dict[str, Any]:
+        """What node classes there are and what they take: up to several megabytes."""
+        return self._request("GET", "/object_info").json()
+
     def _queue(self) -> tuple[list[QueueEntry], list[QueueEntry]]:
         """The running and, in the order they will run, the pending entries."""
         answer = self._request("GET", "/queue")
@@ -305,7 +292,7 @@ class ComfyClient:
         if not isinstance(history.get(prompt_id), dict):
             raise answer.unfit(f"no entry of {prompt_id}")
         run = parse_run(prompt_id, history[prompt_id])
-        return Sighting(Place.FINISHED, run=run, graph=run.graph)
+        return Sighting(Place.FINISHED, run=run, extra_data=run.extra_data)
 
     def _post(
         self,
@@ -332,20 +319,30 @@ class ComfyClient:
         expect: tuple[int, ...] = (200,),
         seconds: float | None = None,
         max_bytes: int = JSON_MAX_BYTES,
+        sink: IO[bytes] | None = None,
         **options: Any,
     ) -> Answer:
-        """Send one request and read its answer; raise for a status that is not in `expect`."""
+        """Send one request and read its answer; raise for a status that is not in `expect`.
+
+        sink: where the body of a 200 goes, instead of into the answer.
+        """
         if seconds is None:
             seconds = self.connect_timeout + 2 * self.read_timeout
         if seconds <= 0:
             raise NotConnected(f"{method} {path}: no time left to send it")
-        answer = self._exchange(method, path, seconds, max_bytes, options)
+        answer = self._exchange(method, path, seconds, max_bytes, sink, options)
         if answer.status not in expect:
             raise _status_error(answer)
         return answer
 
     def _exchange(
-        self, method: str, path: str, seconds: float, max_bytes: int, options: dict[str, Any]
+        self,
+        method: str,
+        path: str,
+        seconds: float,
+        max_bytes: int,
+        sink: IO[bytes] | None,
+        options: dict[str, Any],
     ) -> Answer:
         """The one place where bytes go over the wire: the whole answer, or an error, within `seconds`."""
         name = f"{method} {path}"
@@ -359,7 +356,11 @@ class ComfyClient:
             try:
                 response = self._session.request(method, self.address.url + path, **options)
                 with response:
-                    content = _read(response, max_bytes, name)
+                    if sink is not None and response.status_code == 200:
+                        content = b""
+                        _pour(response, sink, max_bytes, name)
+                    else:
+                        content = _read(response, max_bytes, name)
             except (OSError, HTTPError) as exc:  # every error of `requests` is an OSError
                 error = NoAnswer if call.connected else NotConnected
                 raise error(f"{name}: {_reason(exc)}") from exc
@@ -369,17 +370,6 @@ class ComfyClient:
                 f"{name}: given up before the whole answer was there ({seconds:g} s at most)"
             )
         return Answer(name, response.status_code, response.headers, content)
-
-
-def parse_run(prompt_id: str, entry: dict[str, Any]) -> Run:
-    """A history entry as a Run, however much of it is missing."""
-    outputs = entry.get("outputs")
-    nodes = outputs.items() if isinstance(outputs, dict) else ()
-    files = {clean_text(node_id, 100): _files(output) for node_id, output in nodes}
-    found = {node_id: node_files for node_id, node_files in files.items() if node_files}
-    prompt = entry.get("prompt")
-    graph = _graph(prompt) if isinstance(prompt, list) else None
-    return Run(prompt_id, found, _outcome(entry.get("status"), bool(found)), graph)
 
 
 def parse_retry_after(value: str | None) -> float | None:
@@ -398,11 +388,18 @@ def parse_retry_after(value: str | None) -> float | None:
 
 def _read(response: requests.Response, max_bytes: int, name: str) -> bytes:
     content = bytearray()
-    for piece in response.iter_content(64 * 1024):
+    for piece in response.iter_content(PIECE_BYTES):
         content += piece
         if len(content) > max_bytes:
             raise BadAnswer(f"{name}: more than {max_bytes} bytes")
     return bytes(content)
+
+
+def _pour(response: requests.Response, sink: IO[bytes], max_bytes: int, name: str) -> None:
+    for piece in response.iter_content(PIECE_BYTES):
+        sink.write(piece)
+        if sink.tell() > max_bytes:
+            raise OutputTooLarge(f"{name}: more than {max_bytes} bytes")
 
 
 def _reason(exc: Exception) -> object:
@@ -441,43 +438,7 @@ def _is_plain(name: Any) -> bool:
 
 
 def _entry(item: Any) -> QueueEntry:
-    return QueueEntry(float(item[0]), str(item[1]), _graph(item))
-
-
-def _graph(item: list[Any]) -> dict[str, Any] | None:
-    """The graph in a queue item: [number, prompt id, graph, extra data, output nodes]."""
-    return item[2] if len(item) > 2 and isinstance(item[2], dict) else None
-
-
-def _files(output: Any) -> list[OutputFile]:
-    """The files of one node, whatever it calls them (images, gifs, audio...)."""
-    lists = output.values() if isinstance(output, dict) else ()
-    items = [item for files in lists if isinstance(files, list) for item in files]
-    return [
-        OutputFile(
-            filename=clean_text(item["filename"], 1_000),
-            subfolder=clean_text(item.get("subfolder"), 1_000),
-            type=clean_text(item.get("type"), 100) or "output",
-        )
-        for item in items
-        if isinstance(item, dict) and item.get("filename")
-    ]
-
-
-def _outcome(status: Any, has_files: bool) -> ComfyError | None:
-    fields = status if isinstance(status, dict) else {}
-    told = fields.get("messages")
-    events = [m for m in told if isinstance(m, list) and m] if isinstance(told, list) else []
-    # The messages first: some versions call an interrupted run a success.
-    for name, *rest in reversed(events):
-        if name == "execution_interrupted":
-            return Interrupted("the run was interrupted on the server")
-        if name == "execution_error":
-            return run_error(rest[0] if rest else None)
-    status_word = clean_text(fields.get("status_str"), 100)
-    if status_word == "success" or (not status_word and has_files):
-        return None
-    return RunFailed(f"the run ended as {status_word or 'unknown'!r}, without a reason")
+    return QueueEntry(float(item[0]), str(item[1]), extra_data_of(item))
 
 
 def _view_params(file: OutputFile) -> dict[str, str]:

@@ -14,6 +14,8 @@
   + BadPicture      the picture is cut, cannot be decoded, or is one colour   (temporary)
   + RunFailed       the run failed for any other reason                       (temporary)
   + TooLarge        413: the server does not take so much                     (permanent)
+  + OutputTooLarge  a finished file is larger than we take                    (permanent)
+  + KeyLost         the job needs an API key that we do not have any more     (permanent)
   + GraphRefused    the same graph will be refused again                      (permanent)
   + NodeMissing     a node class is not installed on this server              (permanent)
   + ModelMissing    a model file is not there on this server                  (permanent)
@@ -154,6 +156,27 @@ class TooLarge(ComfyError):
     kind = ErrorKind.PERMANENT
     code = "bad_photo"
     user_message = "The photo is too big for the image server. Please send a smaller one."
+
+
+class OutputTooLarge(ComfyError):
+    """The run ended well, but one of its files has more bytes or pixels than we take."""
+
+    kind = ErrorKind.PERMANENT
+    code = "output_too_large"
+    user_message = (
+        "A finished file is larger than this site takes. Make it smaller, or ask an operator."
+    )
+
+
+class KeyLost(ComfyError):
+    """The graph must not be sent without its API key, which is in no memory of ours."""
+
+    kind = ErrorKind.PERMANENT
+    code = "api_key_lost"
+    user_message = (
+        "The API key that came with this job is kept in memory only, and is there no more."
+        " Send the job again, with its key."
+    )
 
 
 class GraphRefused(ComfyError):

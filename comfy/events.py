@@ -69,6 +69,8 @@ class ProgressTracker:
         self._prompt_id = prompt_id
         self._classes = {node_id: str(node.get("class_type")) for node_id, node in graph.items()}
         self._weights = {node_id: _weight(node) for node_id, node in graph.items()}
+        # Nodes that other nodes made at run time, and which of the graph's each is shown as.
+        self._shown_as: dict[str, str] = {}
         self._fractions: dict[str, float] = {}
         self._current: str | None = None
         self._step: tuple[int, int] | None = None
@@ -88,6 +90,7 @@ class ProgressTracker:
             case "progress_state":
                 self._take_states(fields.get("nodes"))
             case "executing":
+                self._learn(fields.get("node"), fields.get("display_node"))
                 self._enter(fields.get("node"))
             case "progress":
                 self._advance(fields.get("node"), fields.get("value"), fields.get("max"))
@@ -110,27 +113,35 @@ class ProgressTracker:
         for node_id, state in nodes.items() if isinstance(nodes, dict) else ():
             if not isinstance(state, dict):
                 continue
+            self._learn(node_id, state.get("display_node_id"))
             if state.get("state") == "finished":
                 self._finish(node_id)
             elif state.get("state") == "running":
                 self._advance(node_id, state.get("value"), state.get("max"))
 
+    def _learn(self, node_id: Any, shown_as: Any) -> None:
+        if isinstance(node_id, str) and not self._knows(node_id) and self._knows(shown_as):
+            self._shown_as[node_id] = shown_as
+
     def _enter(self, node_id: Any) -> None:
         """A node starts, so the one before it has ended. None means that the run is over, well or not."""
         self._is_running = node_id is not None
+        node_id = self._shown(node_id)
         if self._knows(node_id) and node_id != self._current:
             if self._current is not None:
                 self._finish(self._current)
             self._current, self._step = node_id, None
 
     def _advance(self, node_id: Any, value: Any, maximum: Any) -> None:
-        if not (self._knows(node_id) and _is_number(value) and _is_number(maximum)):
+        shown_as = self._shown(node_id)
+        if not (self._knows(shown_as) and _is_number(value) and _is_number(maximum)):
             return
-        if maximum <= 0 or self._fractions.get(node_id) == 1.0:
+        if maximum <= 0 or self._fractions.get(shown_as) == 1.0:
             return
-        self._current = node_id
+        self._current = shown_as
         value = min(max(value, 0), maximum)
-        self._fractions[node_id] = value / maximum
+        if shown_as == node_id:  # nobody knows what part of it another is
+            self._fractions[node_id] = value / maximum
         # 0 of 1 is what a node without steps of its own reports.
         self._step = (int(value), int(maximum)) if maximum > 1 else None
 
@@ -138,6 +149,9 @@ class ProgressTracker:
         self._fractions.update((node_id, 1.0) for node_id in node_ids if node_id in self._classes)
         if self._current in node_ids:
             self._current, self._step = None, None
+
+    def _shown(self, node_id: Any) -> Any:
+        return self._shown_as.get(node_id, node_id) if isinstance(node_id, str) else None
 
     def _knows(self, node_id: Any) -> bool:
         return isinstance(node_id, str) and node_id in self._classes

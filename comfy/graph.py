@@ -13,6 +13,7 @@ DEFAULT_NEGATIVE_PROMPT: Final = (
     "blurry, noisy, messy, lowres, jpeg artifacts, ill, distorted, malformed"
 )
 PROMPT_MAX_LENGTH: Final = 5_000  # characters
+NAME_LENGTH: Final = 200  # characters of a node's id or of a class
 
 
 @dataclass(frozen=True)

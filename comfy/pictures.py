@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from PIL import Image, ImageSequence
 
-from comfy.errors import BadPicture
+from comfy.errors import BadPicture, OutputTooLarge
 
 MAX_PIXELS: Final = 80_000_000  # over all frames; decoded, a pixel takes four bytes
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
@@ -38,7 +38,7 @@ class Picture:
 
 
 def read_picture(content: bytes, *, allow_flat: bool) -> Picture:
-    """Decode a picture to its last pixel and strip it; raise BadPicture if it is cut, broken, or too big.
+    """Decode a picture to its last pixel and strip it. Raises BadPicture and OutputTooLarge.
 
     One flat colour (what NaN in the sampler becomes: success, and a black picture) is refused too, unless
     `allow_flat`. The pixels of a PNG are not touched; other formats are written anew.
@@ -60,10 +60,14 @@ def _decode(content: bytes) -> tuple[Image.Image, str]:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
         frames: int = getattr(image, "n_frames", 1)
         if image.width * image.height * frames > MAX_PIXELS:
-            raise ValueError(f"too many pixels: {frames} of {image.width} x {image.height}")
+            raise OutputTooLarge(f"too many pixels: {frames} of {image.width} x {image.height}")
         for frame in ImageSequence.Iterator(image):
             frame.load()
         image.seek(0)
+    except OutputTooLarge:
+        raise
+    except Image.DecompressionBombError as exc:
+        raise OutputTooLarge(f"too many pixels: {exc}") from exc
     # Pillow's decoders raise what they like on broken bytes (struct.error, IndexError, SyntaxError...).
     except Exception as exc:
         raise BadPicture(f"the picture cannot be decoded: {exc}") from exc

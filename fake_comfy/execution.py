@@ -11,7 +11,8 @@ from typing import Any, Final
 from fake_comfy import errors, pictures
 from fake_comfy.faults import Faults
 from fake_comfy.files import Files
-from fake_comfy.nodes import CLASSES, NodeClass, Result
+from fake_comfy.node_class import NodeClass, Result
+from fake_comfy.nodes import CLASSES
 from fake_comfy.queue import Item, Json, PromptQueue, Stats, milliseconds
 from fake_comfy.sockets import Sockets
 from fake_comfy.validation import is_link
@@ -336,9 +337,10 @@ def _signatures(graph: Json, order: list[str], files: Files) -> dict[str, str]:
 
 
 def _file_hash(node: Json, files: Files) -> str | None:
-    if node["class_type"] != "LoadImage":
+    file_input = NODES[node["class_type"]].file_input
+    if file_input is None:
         return None
-    path = files.locate_input(str(node["inputs"]["image"]))
+    path = files.locate_input(str(node["inputs"][file_input]))
     return hashlib.sha256(path.read_bytes()).hexdigest() if path else None
 
 

@@ -3,79 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from PIL import Image, UnidentifiedImageError
 
-from fake_comfy import errors, pictures
-from fake_comfy.faults import Faults
+from fake_comfy import errors, media, pictures
 from fake_comfy.files import Files, OutsideFolder, shown_path
 from fake_comfy.models import MODELS
-
-Json = dict[str, Any]
-Input = list[Any]  # [type or list of choices] or [that, {"default": ..., "min": ...}]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a node gives to other nodes, and what it shows (`ui`: in the outputs of the run)."""
-
-    values: tuple[Any, ...] = ()
-    ui: Json | None = None
-
-
-class Run(Protocol):
-    """What a node may ask of the run it works in."""
-
-    files: Files
-    faults: Faults
-    png_chunks: Json
-
-    async def sample(self, steps: int, sitting: pictures.Sitting) -> None: ...
-
-
-Work = Callable[..., Awaitable[Result]]  # (run, **inputs)
-
-
-@dataclass(frozen=True)
-class NodeClass:
-    name: str
-    display_name: str
-    category: str
-    outputs: tuple[tuple[str, str], ...]  # type, name
-    work: Work
-    required: dict[str, Input] = field(default_factory=dict)
-    optional: dict[str, Input] = field(default_factory=dict)
-    hidden: dict[str, str] = field(default_factory=dict)
-    is_output: bool = False
-    module: str = "nodes"
-
-    def definition(self) -> Json:
-        """As in /object_info."""
-        groups: Json = {
-            "required": self.required,
-            "optional": self.optional,
-            "hidden": self.hidden,
-        }
-        inputs = {name: group for name, group in groups.items() if group or name == "required"}
-        return {
-            "input": inputs,
-            "input_order": {name: [*group] for name, group in inputs.items()},
-            "is_input_list": False,
-            "output": [kind for kind, _ in self.outputs],
-            "output_is_list": [False] * len(self.outputs),
-            "output_name": [name for _, name in self.outputs],
-            "name": self.name,
-            "display_name": self.display_name,
-            "description": "",
-            "python_module": self.module,
-            "category": self.category,
-            "output_node": self.is_output,
-            "has_intermediate_output": False,
-            "search_aliases": [],
-        }
+from fake_comfy.node_class import Input, Json, NodeClass, Result, Run
 
 
 @dataclass(frozen=True)
@@ -176,17 +112,55 @@ async def save_image(
         await asyncio.to_thread(pictures.encode_png, image, run.png_chunks) for image in batch
     ]
     # Nothing is awaited from here on: a restart finds all files of a batch or none.
-    return Result((images,), {"images": _write(run.files, encoded, filename_prefix, kind)})
+    return Result((images,), {"images": _write(run.files, encoded, filename_prefix, kind, "png")})
 
 
 async def preview_image(run: Run, *, images: Any) -> Result:
     return await save_image(run, images=images, filename_prefix="ComfyUI_temp", kind="temp")
 
 
-def _write(files: Files, encoded: list[bytes], prefix: str, kind: str) -> list[Json]:
+async def empty_image(run: Run, *, width: int, height: int, batch_size: int, color: int) -> Result:
+    return Result(([Image.new("RGB", (width, height), f"#{color:06x}")] * batch_size,))
+
+
+async def load_mask(run: Run, *, image: str, channel: str) -> Result:
+    return Result((await load_image(run, image=image)).values[1:])
+
+
+async def load_audio(run: Run, *, audio: str) -> Result:
+    path = run.files.locate_input(audio)
+    if path is None:
+        message = f"[Errno 2] No such file or directory: '{shown_path(audio)}'"
+        raise errors.NodeFailed("av.error.FileNotFoundError", message)
+    return Result((path.read_bytes(),))
+
+
+async def empty_audio(run: Run, *, duration: float, sample_rate: int, channels: int) -> Result:
+    return Result((media.silence(duration, sample_rate, channels),))
+
+
+async def save_audio(run: Run, *, audio: bytes, filename_prefix: str) -> Result:
+    flac = media.flac(audio, run.png_chunks)
+    return Result((), {"audio": _write(run.files, [flac], filename_prefix, "output", "flac")})
+
+
+async def save_latent(run: Run, *, samples: Latent, filename_prefix: str) -> Result:
+    latent = media.latent(samples.width, samples.height, run.png_chunks)
+    return Result((), {"latents": _write(run.files, [latent], filename_prefix, "output", "latent")})
+
+
+async def give_string(run: Run, *, value: str) -> Result:
+    return Result((value,))
+
+
+async def preview_any(run: Run, *, source: Any) -> Result:
+    return Result((), {"text": [str(source)]})
+
+
+def _write(files: Files, encoded: list[bytes], prefix: str, kind: str, ending: str) -> list[Json]:
     try:
         folder, subfolder, stem, counter = files.next_output(prefix, kind)
-        names = [f"{stem}_{counter + i:05}_.png" for i in range(len(encoded))]
+        names = [f"{stem}_{counter + i:05}_.{ending}" for i in range(len(encoded))]
         for name, content in zip(names, encoded, strict=True):
             (folder / name.replace("%batch_num%", "0")).write_bytes(content)
     except OutsideFolder as exc:
@@ -298,6 +272,32 @@ CLASSES: Final = (
         (("IMAGE", "IMAGE"), ("MASK", "MASK")),
         load_image,
         required={"image": [[], {"image_upload": True}]},
+        file_input="image",
+    ),
+    NodeClass(
+        "LoadImageMask",
+        "Load Image (as Mask)",
+        "mask",
+        (("MASK", "MASK"),),
+        load_mask,
+        required={
+            "image": [[], {"image_upload": True}],
+            "channel": [["alpha", "red", "green", "blue"]],
+        },
+        file_input="image",
+    ),
+    NodeClass(
+        "EmptyImage",
+        "EmptyImage",
+        "image",
+        (("IMAGE", "IMAGE"),),
+        empty_image,
+        required={
+            "width": _number("INT", 512, 1, 16384, step=1),
+            "height": _number("INT", 512, 1, 16384, step=1),
+            "batch_size": _number("INT", 1, 1, 4096),
+            "color": _number("INT", 0, 0, 0xFFFFFF, step=1, display="color"),
+        },
     ),
     NodeClass(
         "CLIPTextEncode",
@@ -379,6 +379,76 @@ CLASSES: Final = (
         required={"images": ["IMAGE"]},
         hidden={"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"},
         is_output=True,
+    ),
+    NodeClass(
+        "LoadAudio",
+        "Load Audio",
+        "audio",
+        (("AUDIO", "AUDIO"),),
+        load_audio,
+        # As a node of the newer kind (V3) tells its choices.
+        required={"audio": ["COMBO", {"multiselect": False, "audio_upload": True, "options": []}]},
+        file_input="audio",
+        module="comfy_extras.nodes_audio",
+    ),
+    NodeClass(
+        "EmptyAudio",
+        "Empty Audio",
+        "audio",
+        (("AUDIO", "AUDIO"),),
+        empty_audio,
+        required={
+            "duration": _number("FLOAT", 60.0, 0.0, 2.0**64, step=0.01),
+            "sample_rate": ["INT", {"default": 44100}],
+            "channels": _number("INT", 2, 1, 2),
+        },
+        module="comfy_extras.nodes_audio",
+    ),
+    NodeClass(
+        "SaveAudio",
+        "Save Audio (FLAC)",
+        "audio",
+        (),
+        save_audio,
+        required={
+            "audio": ["AUDIO"],
+            "filename_prefix": ["STRING", {"default": "audio/ComfyUI"}],
+        },
+        hidden={"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"},
+        is_output=True,
+        module="comfy_extras.nodes_audio",
+    ),
+    NodeClass(
+        "SaveLatent",
+        "SaveLatent",
+        "_for_testing",
+        (),
+        save_latent,
+        required={
+            "samples": ["LATENT"],
+            "filename_prefix": ["STRING", {"default": "latents/ComfyUI"}],
+        },
+        hidden={"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"},
+        is_output=True,
+    ),
+    NodeClass(
+        "PrimitiveString",
+        "String",
+        "utils/primitive",
+        (("STRING", "STRING"),),
+        give_string,
+        required={"value": ["STRING", {"multiline": False}]},
+        module="comfy_extras.nodes_primitive",
+    ),
+    NodeClass(
+        "PreviewAny",
+        "Preview Any",
+        "utils",
+        (),
+        preview_any,
+        required={"source": ["*", {}]},
+        is_output=True,
+        module="comfy_extras.nodes_preview_any",
     ),
     NodeClass(
         "IPAdapterUnifiedLoaderFaceID",

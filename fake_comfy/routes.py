@@ -17,7 +17,8 @@ from fake_comfy.files import OutsideFolder, split_annotation
 from fake_comfy.jobs import BadQuery, find_job, is_canonical_uuid, list_jobs
 from fake_comfy.machine import Machine
 from fake_comfy.models import MODELS
-from fake_comfy.nodes import Catalog, Json, catalog
+from fake_comfy.node_class import Json
+from fake_comfy.nodes import Catalog, catalog
 from fake_comfy.queue import milliseconds
 from fake_comfy.sockets import FEATURES, Socket
 from fake_comfy.trouble import Handler, drop
@@ -323,11 +324,7 @@ class Routes:
         )
 
     def _definition(self, name: str) -> Json:
-        definition = self._catalog()[name].definition()
-        if name == "LoadImage":
-            choices = [self._machine.files.input_names(), {"image_upload": True}]
-            definition["input"] = {"required": {"image": choices}}
-        return definition
+        return self._catalog()[name].definition(self._machine.files.input_names())
 
     def _cancel(self, job_id: str) -> bool:
         if self._machine.queue.is_running(job_id):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fake_comfy.files import Files
-from fake_comfy.nodes import Catalog, Input, Json, NodeClass
+from fake_comfy.node_class import Input, Json, NodeClass
+from fake_comfy.nodes import Catalog
 
 LISTED_CHOICES: Final = 20  # a longer list is not written out
 CONVERTERS: Final = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
@@ -150,8 +151,8 @@ class Checker:
                 sound &= self._check_link(name, config, node["inputs"][name], found)
             else:
                 self._check_value(node, name, config, found)
-        if not found and sound and cls.name == "LoadImage":
-            found += self._check_image(node["inputs"]["image"])
+        if not found and sound and cls.file_input:
+            found += self._check_file(cls.file_input, node["inputs"][cls.file_input])
         self._complain(node_id, *found)
         return sound and not found
 
@@ -165,7 +166,7 @@ class Checker:
         source, slot = link
         # An id or slot that is not there raises here, and is laid at the door of the node that we are in.
         given = self._nodes[self._graph[source]["class_type"]].outputs[slot][0]
-        if given != config[0]:
+        if given != config[0] != "*":
             details = f"{name}, received_type({given}) mismatch input_type({config[0]})"
             text = "Return type mismatch between linked nodes"
             about |= {"received_type": given, "linked_node": link}
@@ -182,9 +183,11 @@ class Checker:
 
     def _check_value(self, node: Json, name: str, config: Input, found: list[Json]) -> None:
         value = node["inputs"][name]
-        if isinstance(config[0], list):
-            if node["class_type"] != "LoadImage" and value not in config[0]:
-                found.append(_not_in_list(name, config, value))
+        choices = config[1].get("options") if config[0] == "COMBO" else config[0]
+        if isinstance(choices, list):
+            checks_itself = self._nodes[node["class_type"]].file_input == name
+            if not checks_itself and value not in choices:
+                found.append(_not_in_list(name, choices, config, value))
             return
         about: Json = {"input_name": name, "input_config": _shown(config)}
         try:
@@ -196,12 +199,12 @@ class Checker:
             return
         found += _out_of_range(name, config, value, about | {"received_value": value})
 
-    def _check_image(self, name: str) -> list[Json]:
+    def _check_file(self, input_name: str, name: str) -> list[Json]:
         if self._files.locate_input(str(name)):
             return []
-        details = f"image - Invalid image file: {name}"
+        details = f"{input_name} - Invalid {input_name} file: {name}"
         text = "Custom validation failed for node"
-        return [refusal("custom_validation_failed", text, details, input_name="image")]
+        return [refusal("custom_validation_failed", text, details, input_name=input_name)]
 
     def _complain(self, node_id: str, *found: Json) -> None:
         if found:
@@ -217,8 +220,7 @@ class Checker:
             self._complain(each, error)
 
 
-def _not_in_list(name: str, config: Input, value: Any) -> Json:
-    choices = config[0]
+def _not_in_list(name: str, choices: list[Any], config: Input, value: Any) -> Json:
     long = len(choices) > LISTED_CHOICES
     listed = f"(list of length {len(choices)})" if long else str(choices)
     return refusal(

@@ -202,8 +202,9 @@ async def send_in_time(send: Send, message: Message) -> None:
 
 def max_bytes(scope: Scope) -> int:
     """Return the most for a body: the file, and fields of text with twice what their own limit allows."""
+    files = [settings.GENFLOW_PHOTO_MAX_BYTES, settings.GENFLOW_WORKFLOW_MAX_BYTES]
     is_upload = scope["path"].endswith(UPLOADS)
-    file = settings.GENFLOW_ASSET_MAX_BYTES if is_upload else settings.GENFLOW_PHOTO_MAX_BYTES
+    file = settings.GENFLOW_ASSET_MAX_BYTES if is_upload else max(files)
     return file + 2 * settings.DATA_UPLOAD_MAX_MEMORY_SIZE
 
 

@@ -370,6 +370,9 @@ if GENFLOW_FACE_CHECK not in ("refuse", "warn", "off"):
     )
 # Bytes of an uploaded asset.
 GENFLOW_ASSET_MAX_BYTES: int = env.int("GENFLOW_ASSET_MAX_BYTES", default=100 * 1024 * 1024)
+# Of the JSON that asks for a workflow, and of each file that a run leaves.
+GENFLOW_WORKFLOW_MAX_BYTES: int = env.int("GENFLOW_WORKFLOW_MAX_BYTES", default=4 * 1024 * 1024)
+GENFLOW_OUTPUT_MAX_BYTES: int = env.int("GENFLOW_OUTPUT_MAX_BYTES", default=200 * 1024 * 1024)
 GENFLOW_JOB_RETENTION_DAYS: float = env.float("GENFLOW_JOB_RETENTION_DAYS", default=30)
 # Requests that a web process works on at once, each on a thread and a database connection of its own.
 GENFLOW_WEB_CONNECTIONS: int = env.int("GENFLOW_WEB_CONNECTIONS", default=20)

@@ -507,7 +507,7 @@ class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         "last_seen_at",
         "version",
         "prompts",
-        "shown_lacks",
+        "catalog_read_at",
     )
     fields = ("name", "status", "prompt_limit", *readonly_fields)
     actions = ("drain", "rest", "use_again")
@@ -563,10 +563,6 @@ class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.display(description="prompts on it")
     def prompts(self, backend: Any) -> int:
         return int(backend.prompts)
-
-    @admin.display(description="lacks")
-    def shown_lacks(self, backend: Backend) -> SafeString:
-        return pretty(backend.lacks)
 
 
 # --- the rest ---

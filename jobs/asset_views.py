@@ -23,9 +23,10 @@ from jobs.idempotency import once_per_key
 from jobs.limits import limits_of
 from jobs.links import is_signed
 from jobs.models import Asset, Once, hash_of, lock_assets
+from jobs.parsers import StrictJSONParser
 from jobs.pictures import picture_response
 from jobs.serializers import FromHashSerializer, UploadSerializer, asset_json
-from jobs.views import ApiView, FormParser, JsonParser
+from jobs.views import ApiView, FormParser
 
 
 def own_asset(request: Request, pk: UUID) -> Asset:
@@ -87,7 +88,7 @@ class AssetsView(ApiView):
 
 
 class AssetFromHashView(ApiView):
-    parser_classes = [JsonParser]
+    parser_classes = [StrictJSONParser]
 
     @once_per_key(asset_kept)
     def post(self, request: Request, once: Once | None) -> Response:

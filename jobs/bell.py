@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import psycopg
@@ -40,10 +40,9 @@ class Bell:
 class Listener:
     """Hears notifications on a connection of its own. Polling runs beside it, so it may fail and come back."""
 
-    def __init__(self, channel: str, on_message: Callable[[str], None]) -> None:
-        """on_message: takes each message, and "" when some may have been missed."""
-        self._channel = channel
-        self._on_message = on_message
+    def __init__(self, hear: Mapping[str, Callable[[str], None]]) -> None:
+        """hear: by channel, what takes each message, and "" when some may have been missed."""
+        self._hear = hear
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -61,14 +60,15 @@ class Listener:
 
     def _listen(self) -> None:
         with psycopg.connect(**connection.get_connection_params(), autocommit=True) as listening:
-            listening.execute(f"LISTEN {self._channel}")
-            self._on_message("")
+            for channel, hear in self._hear.items():
+                listening.execute(f"LISTEN {channel}")
+                hear("")
             silent = 0.0
             while not self._closed.is_set():
-                heard = [n.payload for n in listening.notifies(timeout=0.5, stop_after=1)]
+                heard = list(listening.notifies(timeout=0.5, stop_after=1))
                 silent = 0.0 if heard else silent + 0.5
-                for message in heard:
-                    self._on_message(message)
+                for notification in heard:
+                    self._hear[notification.channel](notification.payload)
                 if silent >= PING_EVERY:
                     listening.execute("SELECT 1")
                     silent = 0.0

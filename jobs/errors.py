@@ -23,6 +23,8 @@ from rest_framework.views import exception_handler as rest_exception_handler
 from jobs.developing import BadPhoto
 from jobs.models import AssetGone, KeyInFlight, KeyReused, NoRoom
 from jobs.outage import StorageAway, is_outage
+from jobs.portraits import CannotDraw
+from jobs.workflows import BadWorkflow
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +106,20 @@ def _translated(exc: Exception) -> Exception:
         case ValidationError():
             return invalid(exc.detail)
         case BadPhoto():
-            details = {"photo": [exc.message]}
             return ApiError(
-                exc.status, exc.code, exc.message, details=details, retry_after=exc.retry_after
+                exc.status,
+                exc.code,
+                exc.message,
+                details={"photo": [exc.message]},
+                retry_after=exc.retry_after,
             )
+        case BadWorkflow():
+            details = {"node_errors": exc.node_errors} if exc.node_errors else None
+            return ApiError(422, exc.code, exc.message, details=details)
+        case CannotDraw(field=str(field)):
+            return invalid({field: [str(exc)]})
+        case CannotDraw():
+            return ApiError(422, exc.code, str(exc))
         case NoRoom():
             return ApiError(exc.status, exc.code, str(exc), retry_after=exc.retry_after)
         case KeyReused():

@@ -17,6 +17,7 @@ from django.db.models.functions import Now, Replace
 
 from comfy.client import ComfyClient
 from comfy.errors import ComfyError, ErrorKind
+from jobs.catalog import read_catalog
 from jobs.models import Asset, Backend, Blob, IdempotencyKey, Job
 from jobs.outage import StorageAway
 
@@ -24,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 # A backend that no worker has heard of for so long may lose its jobs to another.
 UNATTENDED_AFTER: Final = timedelta(minutes=1)
-# A backend silent for longer is not waited for. A restart with many nodes takes minutes.
-HEARD_OF_LATELY: Final = timedelta(minutes=10)
 SWEEP_EVERY: Final = 60.0  # seconds
 SWEEP_BATCH: Final = 100
 # The key of the advisory lock: one worker sweeps at a time.
@@ -47,8 +46,10 @@ class Housekeeper:
     def run(self) -> None:
         sweep_at = time.monotonic() + SWEEP_EVERY
         try:
+            self._try(self.read_catalogs)
             while not self._closed.wait(self._every):
                 self._try(self.probe_all)
+                self._try(self.read_catalogs)
                 if time.monotonic() >= sweep_at:
                     self._try(sweep)
                     sweep_at = time.monotonic() + SWEEP_EVERY
@@ -68,7 +69,7 @@ class Housekeeper:
             self._probe(backend)
         unattended = Backend.objects.unattended(UNATTENDED_AFTER)
         self.unattended = list(unattended.values_list("pk", flat=True))
-        known = Backend.objects.alternatives_to((), HEARD_OF_LATELY)
+        known = Backend.objects.heard_of_lately()
         self.known = list(known.values_list("pk", flat=True))
 
     def _probe(self, backend: Backend) -> None:
@@ -80,25 +81,36 @@ class Housekeeper:
                 backend.rest(str(error))
             if backend.pk not in self._silent:  # once, however long it takes
                 self._silent.add(backend.pk)
-                logger.warning(
-                    "backend.no_answer", extra={"backend": backend.name, "reason": str(error)}
-                )
+                self._warn("backend.no_answer", backend, error)
         else:
-            backend.seen(version)
+            backend.seen(version, came_up=backend.pk in self._silent)
             if backend.pk in self._silent:
                 self._silent.remove(backend.pk)
                 logger.info("backend.answers_again", extra={"backend": backend.name})
 
+    def read_catalogs(self) -> None:
+        """Learn what the backends have that answer, if it is time to."""
+        for backend in self.backends:
+            if backend.pk not in self._silent:
+                try:
+                    read_catalog(backend)
+                except ComfyError as error:  # graphs are not checked by it, then
+                    self._warn("backend.catalog_not_read", backend, error)
+
+    @staticmethod
+    def _warn(event: str, backend: Backend, error: ComfyError) -> None:
+        logger.warning(event, extra={"backend": backend.name, "reason": str(error)})
+
 
 def sweep() -> None:
-    """Delete what is past its time, in bounded batches, one worker at a time; then bytes that no row names."""
+    """End and delete what is past its time, in bounded batches, one worker at a time; then bytes that no row names."""
     while True:
         with transaction.atomic():
             if not take_sweep_lock():
                 return
-            expired = Job.objects.finished().filter(expires_at__lt=Now())
-            swept = expired[:SWEEP_BATCH].purge() + Job.objects.purge_deleted()
-            swept += sweep_uploads() + sweep_keys()
+            past = Job.objects.finished().filter(expires_at__lt=Now())
+            swept = past[:SWEEP_BATCH].purge() + Job.objects.purge_deleted()
+            swept += Job.objects.expire(SWEEP_BATCH) + sweep_uploads() + sweep_keys()
         if swept < SWEEP_BATCH:
             break
     sweep_orphans()

@@ -147,7 +147,7 @@ class Hub:
         self._is_closing = False
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "hub")
-        self._listener = Listener(NEWS_CHANNEL, self._listen)
+        self._listener = Listener({NEWS_CHANNEL: self._listen})
         self._streams: Counter[int] = Counter()  # by owner
         self._lock = threading.Lock()
 

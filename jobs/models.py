@@ -34,6 +34,11 @@ logger = logging.getLogger(__name__)
 # What wakes workers, and what tells of a job (by its id) that something about it has changed.
 NOTIFY_CHANNEL = "genflow"
 NEWS_CHANNEL = "genflow_news"
+KEY_CHANNEL = "genflow_keys"
+# A backend silent for longer is not waited for. A restart with many nodes takes minutes.
+HEARD_OF_LATELY = timedelta(minutes=10)
+# What `expired` says can be read for so long.
+EXPIRED_KEPT_FOR = timedelta(days=1)
 # One number for all submissions: the key of the advisory lock that makes the queue limits exact.
 SUBMISSION_LOCK = 0x67656E66
 PRIORITY_MAX = 100
@@ -201,10 +206,15 @@ class BackendQuerySet(models.QuerySet["Backend"]):
     def use_again(self) -> int:
         return self.update(status=Backend.Status.UP, reason="", failures=0, rest_until=None)
 
-    def alternatives_to(self, refused: Iterable[int | None], since: timedelta) -> Self:
-        """The others that were heard of lately, if only to rest."""
-        heard_of = self.filter(last_seen_at__gte=Now() - since)
-        return heard_of.exclude(status=Backend.Status.DISABLED).exclude(pk__in=refused)
+    def begin_reading(self, backend: Backend, every: timedelta) -> bool:
+        """Note that the backend's catalog is read now. Return False if that was done lately."""
+        due = Q(catalog_read_at=None) | Q(catalog_read_at__lt=Now() - every)
+        return self.filter(due, pk=backend.pk).update(catalog_read_at=Now()) == 1
+
+    def heard_of_lately(self) -> Self:
+        """Those that may draw, now or after a rest."""
+        heard_of = self.filter(last_seen_at__gte=Now() - HEARD_OF_LATELY)
+        return heard_of.exclude(status=Backend.Status.DISABLED)
 
 
 class Backend(models.Model):
@@ -231,7 +241,10 @@ class Backend(models.Model):
     )
     last_seen_at = models.DateTimeField(null=True, blank=True)
     version = models.CharField(max_length=50, blank=True)
-    lacks = models.JSONField(default=list, blank=True, help_text="Nodes and models it has not.")
+    catalog_read_at = models.DateTimeField(null=True, blank=True)
+    catalog_digest = models.CharField(
+        max_length=64, blank=True, help_text="Of its node classes; empty: they are not known."
+    )
 
     objects = BackendQuerySet.as_manager()
 
@@ -247,10 +260,15 @@ class Backend(models.Model):
             return 0  # the prompts that are there are seen to their end
         return 1 if self.failures else self.prompt_limit or limit
 
-    def seen(self, version: str) -> None:
-        """Note that it answered: a backend that has rested long enough gets jobs again, at first one."""
+    def seen(self, version: str, *, came_up: bool = False) -> None:
+        """Note that it answered: a backend that has rested long enough gets jobs again, at first one.
+
+        came_up: it did not answer before. It may have other models now.
+        """
         ours = Backend.objects.filter(pk=self.pk)
-        ours.update(last_seen_at=Now(), version=version[:50])
+        version = version[:50]
+        (ours if came_up else ours.exclude(version=version)).update(catalog_read_at=None)
+        ours.update(last_seen_at=Now(), version=version)
         ours.filter(status=Backend.Status.RESTING, rest_until__lte=Now()).update(
             status=Backend.Status.UP
         )
@@ -263,6 +281,38 @@ class Backend(models.Model):
     def recovered(self) -> None:
         """Note that a run came to an end on it: it is trusted with its full share again."""
         Backend.objects.filter(pk=self.pk, failures__gt=0).usable().update(failures=0, reason="")
+
+
+class NodeClassQuerySet(models.QuerySet["NodeClass"]):
+    def replace(self, backend: Backend, rows: Sequence[NodeClass], digest: str) -> None:
+        """Make these the backend's classes, if they differ from those that are there."""
+        changed = Backend.objects.filter(pk=backend.pk).exclude(catalog_digest=digest)
+        with transaction.atomic():
+            if changed.update(catalog_digest=digest):
+                self.filter(backend=backend).delete()
+                self.bulk_create(rows, batch_size=500)
+
+
+class NodeClass(models.Model):
+    """A node class that a backend has, with what a graph can be checked by (`comfy.catalog.NodeInfo`)."""
+
+    backend = models.ForeignKey(
+        Backend, on_delete=models.CASCADE, related_name="node_classes", db_index=False
+    )
+    name = models.CharField(max_length=200)
+    inputs = models.JSONField()
+    is_output = models.BooleanField()
+
+    objects = NodeClassQuerySet.as_manager()
+
+    class Meta:
+        verbose_name_plural = "node classes"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["backend", "name"], name="node_class_once_per_backend")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -480,8 +530,9 @@ class JobQuerySet(models.QuerySet["Job"]):
         if free:
             new = ~Q(refused_by__contains=free)
             startable |= Q(backend=None) & (new | Q(refused_by__contains=known) if known else new)
+        in_time = Q(expires_at=None) | Q(expires_at__gt=Now())  # the others `expire`
         return (
-            self.filter(startable, status=JobStatus.QUEUED, run_after__lte=Now())
+            self.filter(startable, in_time, status=JobStatus.QUEUED, run_after__lte=Now())
             .order_by("-priority", "turn", "pk")
             .select_for_update(skip_locked=True, no_key=True)
             .first()
@@ -770,6 +821,24 @@ class JobQuerySet(models.QuerySet["Job"]):
         )
 
     # --- the end of a row ---
+
+    def expire(self, limit: int) -> int:
+        """End up to so many jobs that no worker took in their time. Return how many.
+
+        They are kept for a while, for their owners to see what became of them.
+        """
+        over = self.filter(status=JobStatus.QUEUED, expires_at__lt=Now())
+        with transaction.atomic():
+            jobs = list(over.select_for_update(skip_locked=True, no_key=True)[:limit])
+            self.filter(pk__in=[job.pk for job in jobs]).update(
+                status=JobStatus.EXPIRED,
+                step="",
+                completed_at=Now(),
+                expires_at=Now() + EXPIRED_KEPT_FOR,
+            )
+            for job in jobs:
+                job.record(JobEvent.Kind.EXPIRED)
+        return len(jobs)
 
     def purge_deleted(self) -> int:
         """Purge what its owners deleted, so many at once. Return how many."""
@@ -1085,7 +1154,7 @@ class Asset(models.Model):
     objects = AssetQuerySet.as_manager()
 
     class Meta:
-        ordering: ClassVar = ["name"]
+        ordering: ClassVar = ["pk"]  # a job's outputs in the order in which they were taken
         indexes: ClassVar = [
             # An owner's assets, and the sum of their files' sizes without a look at the rows.
             models.Index(fields=["owner", "file"], include=["size"], name="asset_owner_size"),
@@ -1160,6 +1229,7 @@ class JobEvent(models.Model):
         FAILED = "failed"
         CANCELED = "canceled"
         OPERATOR = "operator"
+        EXPIRED = "expired"
 
     # Of these a job's owner sees nothing. NOTIFY has its price: one lock for all commits that use it.
     QUIET: ClassVar = (Kind.SUBMITTED, Kind.STEP_FINISHED)

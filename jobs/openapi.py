@@ -21,16 +21,20 @@ from rest_framework.views import APIView
 
 from jobs.auth import BearerAuthentication
 from jobs.error_codes import JOB_ERRORS, REQUEST_ERRORS
+from jobs.keyring import KEY_LENGTH
 from jobs.models import Job
 from jobs.serializers import (
+    ExtraDataField,
     FromHashSerializer,
     JobListSerializer,
+    JobSubmissionSerializer,
     MetadataField,
     NumberField,
     PhotoSerializer,
     PortraitSerializer,
     UploadSerializer,
     WaitSerializer,
+    WorkflowField,
 )
 from jobs.status import JobStatus
 
@@ -262,6 +266,17 @@ OPERATIONS: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
         "request": {"multipart/form-data": PhotoSerializer},
         "responses": {200: OpenApiResponse(PhotoCheckSerializer, "It would be taken.")},
     },
+    ("jobs", "post"): {
+        "operation_id": "postJobs",
+        "summary": "Run a workflow",
+        "description": "A graph in ComfyUI's API format. Where it names an uploaded file it has the file's `file_path`"
+        ' or `{"__type": "core/ASSET", "info": {"id": ...}}`. Refused with 422: `invalid_workflow` and'
+        " `missing_asset`, with what is wrong with which node in `details.node_errors`, `workflow_format_ui` and"
+        " `metadata_invalid`.",
+        "parameters": [KEY],
+        "request": {"application/json": JobSubmissionSerializer},
+        "responses": {201: JOB} | IN_FLIGHT,
+    },
     ("jobs", "get"): {
         "operation_id": "listJobs",
         "summary": "Your jobs, newest first",
@@ -388,6 +403,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
 
 class NumberFieldWords(OpenApiSerializerFieldExtension):
     target_class = NumberField
+    match_subclasses = True
 
     def map_serializer_field(self, auto_schema: Any, direction: str) -> dict[str, Any]:
         allowed = self.target.allowed
@@ -399,7 +415,25 @@ class MetadataFieldWords(OpenApiSerializerFieldExtension):
     target_class = MetadataField
 
     def map_serializer_field(self, auto_schema: Any, direction: str) -> dict[str, Any]:
+        if isinstance(self.target.parent, JobSubmissionSerializer):
+            return {"type": "object", "additionalProperties": {"type": "string"}}
         return {"type": "string", "contentMediaType": "application/json"}
+
+
+class WorkflowFieldWords(OpenApiSerializerFieldExtension):
+    target_class = WorkflowField
+
+    def map_serializer_field(self, auto_schema: Any, direction: str) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": {"type": "object"}}
+
+
+class ExtraDataFieldWords(OpenApiSerializerFieldExtension):
+    target_class = ExtraDataField
+
+    def map_serializer_field(self, auto_schema: Any, direction: str) -> dict[str, Any]:
+        key = {"type": "string", "minLength": 1, "maxLength": KEY_LENGTH}
+        properties = {"api_key_comfy_org": key}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 class BearerWords(OpenApiAuthenticationExtension):

@@ -20,7 +20,7 @@ from jobs.forms import EXAMPLES, PortraitForm, form_of
 from jobs.idempotency import fingerprint
 from jobs.models import AlreadyMade, Asset, IdempotencyKey, Job, NoRoom, Once
 from jobs.pictures import picture_response
-from jobs.portraits import PARAMS, draw_like, submit_portrait
+from jobs.portraits import PARAMS, CannotDraw, draw_like, submit_portrait
 from jobs.serializers import shown
 from jobs.status import UNFINISHED, JobStatus
 from jobs.thumbnails import is_picture, thumbnail_response
@@ -134,6 +134,9 @@ def job_new(request: UserRequest, like: UUID | None = None) -> HttpResponse:
     except Job.DoesNotExist:
         form.add_error("like", form.fields["like"].error_messages["invalid_choice"])
         return form_page(request, form, status=422)
+    except CannotDraw as exc:
+        form.add_error(exc.field, str(exc))
+        return form_page(request, form, status=422)
     except NoRoom as exc:
         form.add_error(None, str(exc))
         response = form_page(request, form, status=exc.status)
@@ -197,7 +200,7 @@ def what_changes(job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "story": tell(job),
-        "photo": job.inputs.first(),
+        "photo": next(filter(is_picture, job.inputs.all()), None),
         "pictures": [asset for asset in outputs if is_picture(asset)],
         "files": [asset for asset in outputs if not is_picture(asset)],
     }

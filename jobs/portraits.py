@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Mapping
 from typing import Any, Final
 
 from django.conf import settings
@@ -13,10 +12,12 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from comfy.graph import SEED, FaceRequest, portrait_graph
+from comfy.workflow import Fault, named
 from jobs.assets import stored
+from jobs.catalog import loras_on_offer, offers_of
 from jobs.developing import Photo
-from jobs.limits import limits_of
 from jobs.models import Asset, Job, Once
+from jobs.submissions import submit
 from jobs.wire import asset_reference
 
 # What the user decides about a picture; all else is a setting.
@@ -36,6 +37,15 @@ PARAMS: Final = (
 )
 
 
+class CannotDraw(ValueError):
+    """What no image server has: a code, and a sentence for whoever asked. field: the param at fault, if it is one."""
+
+    def __init__(self, code: str, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.field = field
+
+
 def submit_portrait(
     owner: User,
     photo: Photo,
@@ -44,7 +54,7 @@ def submit_portrait(
     *,
     once: Once | None = None,
 ) -> Job:
-    """Queue a portrait, or raise NoRoom (or what the database raises) and store nothing.
+    """Queue a portrait, or raise NoRoom or CannotDraw (or what the database raises) and store nothing.
 
     once: of the request, if it may come again; see `JobQuerySet.submit`.
     params: the names in PARAMS and `priority`, in their ranges (ValueError if not). What is None or not there
@@ -65,13 +75,13 @@ def submit_portrait(
             warnings=photo.warnings,
             **_drawing(params, asset),
         )
-        return _submit(job, [asset], once)
+        return submit(job, [asset], once)
 
 
 def draw_again(job: Job) -> Job:
     """Queue a job that has ended anew: the same photo, params and seed, but the settings of today.
 
-    Raises NoRoom, or Job.DoesNotExist if the job has not ended or is gone.
+    Raises NoRoom, CannotDraw, or Job.DoesNotExist if the job has not ended or is gone.
     """
     with transaction.atomic():
         old, inputs = _locked(Job.objects.finished(), job)
@@ -80,18 +90,18 @@ def draw_again(job: Job) -> Job:
             drawing = _drawing(old.params, *inputs)
         same = {name: getattr(old, name) for name in ("owner", "priority", "metadata", "warnings")}
         again = Job(**same, **drawing)
-        return _submit(again, inputs)
+        return submit(again, inputs)
 
 
 def draw_like(job: Job, params: Mapping[str, Any], *, once: Once | None = None) -> Job:
     """Queue a portrait from the photo of an earlier one, as `submit_portrait` does from a new photo.
 
-    Raises NoRoom, or Job.DoesNotExist if the earlier portrait was deleted meanwhile.
+    Raises NoRoom, CannotDraw, or Job.DoesNotExist if the earlier portrait was deleted meanwhile.
     """
     with transaction.atomic():
         old, inputs = _locked(Job.objects.filter(deleted_at=None), job)
         like = Job(owner=old.owner, warnings=old.warnings, **_drawing(params, *inputs))
-        return _submit(like, inputs, once)
+        return submit(like, inputs, once)
 
 
 def _locked(jobs: QuerySet[Job], job: Job) -> tuple[Job, list[Asset]]:
@@ -112,22 +122,24 @@ def _drawing(params: Mapping[str, Any], photo: Asset) -> dict[str, Any]:
         scheduler=settings.GENFLOW_SCHEDULER,
         **{"seed": secrets.randbelow(int(SEED.high) + 1), **asked},
     )
+    graph = portrait_graph(request)
+    offers = offers_of(node["class_type"] for node in graph.values())
+    faults, unable = offers.compare(graph)
+    if faults:
+        raise _cannot_draw(faults[0], request)
     return {
         "kind": Job.Kind.PORTRAIT,
         "params": {name: getattr(request, name) for name in PARAMS},
-        "graph": portrait_graph(request),
+        "graph": graph,
+        "refused_by": unable,
     }
 
 
-def _submit(job: Job, inputs: Iterable[Asset], once: Once | None = None) -> Job:
-    limits = limits_of(job.owner)
-    Asset.objects.check_room(job.owner_id, limits.storage_bytes)
-    job.max_attempts = settings.GENFLOW_MAX_ATTEMPTS
-    return Job.objects.submit(
-        job,
-        inputs=inputs,
-        queue_limit=settings.GENFLOW_QUEUE_LIMIT,
-        queue_limit_per_owner=limits.queued_jobs,
-        retention=timedelta(days=settings.GENFLOW_JOB_RETENTION_DAYS),
-        once=once,
+def _cannot_draw(fault: Fault, request: FaceRequest) -> CannotDraw:
+    if fault.field == "lora_name":
+        message = f"There is no LoRA {request.lora!r}. {named(loras_on_offer())}"
+        return CannotDraw("model_missing", message, "lora")
+    code = "node_missing" if fault.reason == "unknown_class" else "model_missing"
+    return CannotDraw(
+        code, f"{fault.message} Portraits cannot be drawn without it: tell an operator."
     )

@@ -7,9 +7,9 @@ import json
 import re
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
 from blake3 import blake3
@@ -20,9 +20,13 @@ from django.http import HttpRequest, QueryDict
 from django.urls import reverse
 from django.utils import timezone
 from rest_framework import serializers
+from rest_framework.fields import empty
 
 from comfy import graph
+from comfy.filetypes import ending_of
+from comfy.text import clean_text, is_storable
 from jobs.errors import CODES, ApiError
+from jobs.keyring import KEY_LENGTH
 from jobs.links import content_url
 from jobs.models import PRIORITY_MAX, Asset, Job, JobQuerySet
 from jobs.status import JobStatus
@@ -41,17 +45,21 @@ EXPIRES_IN: Final = graph.Range(60, 7 * 24 * 3600, step=1)  # seconds
 UNFIT_FOR_NAMES: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 MEDIA_TYPE_LENGTH: Final = 100  # characters
 MEDIA_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]*/[a-z0-9][a-z0-9!#$&^_.+-]*")
+RESERVED: Final = "Reserved for later; leave it out."
 METADATA_FILTER: Final = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 
 
 class StrictSerializer(serializers.Serializer[Any]):
-    """Fields of a form or a query: each is known and given once, or the error names it."""
+    """Fields of a form, a query or a JSON object: each is known and given once, or the error names it."""
+
+    # Names that the Comfy API v2 keeps for later.
+    reserved: ClassVar[Collection[str]] = ()
 
     def to_internal_value(self, data: Any) -> Any:
         if not isinstance(data, Mapping):
             raise ApiError(400, CODES[400], "Send a JSON object.")
         errors: Errors = {
-            name: ["There is no such field."]
+            name: [RESERVED if name in self.reserved else "There is no such field."]
             for name in data
             if name not in self.fields and not self.takes(name)
         }
@@ -100,6 +108,17 @@ class NumberField(serializers.Field[Any, Any, Any, Any]):
         return number
 
 
+class PriorityField(NumberField):
+    def __init__(self) -> None:
+        super().__init__(PRIORITY)
+
+    def to_internal_value(self, data: Any) -> float:
+        priority = super().to_internal_value(data)
+        if priority > 0 and not self.context["request"].user.is_staff:
+            raise serializers.ValidationError("Above 0 is for staff accounts: it passes everybody.")
+        return priority
+
+
 class TextField(serializers.CharField):
     """Text of one length or less; REST framework refuses NUL and lone surrogates."""
 
@@ -118,28 +137,33 @@ class TextField(serializers.CharField):
 
 
 class MetadataField(serializers.Field[Any, Any, Any, Any]):
-    """Labels of the caller's own, as a JSON object."""
-
-    default_error_messages = {
-        "labels": f"Must be a JSON object of at most {METADATA_PAIRS} pairs of strings: keys of 1 to"
-        f" {METADATA_KEY} characters, values of up to {METADATA_VALUE}."
-    }
+    """Labels of the caller's own: a JSON object, in a form as its text."""
 
     def to_internal_value(self, data: Any) -> dict[str, str]:
         try:
-            labels = json.loads(data)
+            labels = data if isinstance(data, dict) else json.loads(data)
         except (TypeError, ValueError, RecursionError):
             labels = None
-        if not (
-            isinstance(labels, dict)
-            and len(labels) <= METADATA_PAIRS
-            and all(is_label(key, value) for key, value in labels.items())
-        ):
-            self.fail("labels")
+        if not isinstance(labels, dict):
+            raise metadata_invalid("It must be a JSON object of strings.")
+        if len(labels) > METADATA_PAIRS:
+            raise metadata_invalid(f"It has {len(labels)} pairs; {METADATA_PAIRS} are the most.")
+        for key, value in labels.items():
+            if not is_label(key, value):
+                raise metadata_invalid(
+                    f"{clean_text(key, METADATA_KEY)!r}: a key has 1 to {METADATA_KEY} characters,"
+                    f" a value is a string of up to {METADATA_VALUE}, and NUL is in neither."
+                )
         return labels
 
 
-def is_label(key: Any, value: Any) -> bool:
+def metadata_invalid(why: str) -> ApiError:
+    return ApiError(
+        422, "metadata_invalid", f"Not valid: metadata. {why}", details={"metadata": [why]}
+    )
+
+
+def is_label(key: str, value: Any) -> bool:
     return (
         isinstance(value, str)
         and 1 <= len(key) <= METADATA_KEY
@@ -148,9 +172,28 @@ def is_label(key: Any, value: Any) -> bool:
     )
 
 
-def is_storable(text: str) -> bool:
-    """Whether Postgres can keep it: no NUL, no lone surrogate."""
-    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+class ExtraDataField(serializers.Field[Any, Any, Any, Any]):
+    """What goes with the graph to ComfyUI, but into no database."""
+
+    default_error_messages = {
+        "keys": "Must be an object, and `api_key_comfy_org` is all that it may have.",
+        "key": f"api_key_comfy_org must be a string of 1 to {KEY_LENGTH} printable ASCII characters.",
+        "off": "This site cannot hand API keys to its workers: it runs with GENFLOW_NOTIFY=0.",
+    }
+
+    def to_internal_value(self, data: Any) -> dict[str, str]:
+        if not isinstance(data, dict) or data.keys() - {"api_key_comfy_org"}:
+            self.fail("keys")
+        for key in data.values():
+            if not (isinstance(key, str) and 1 <= len(key) <= KEY_LENGTH and is_printable(key)):
+                self.fail("key")
+        if data and not settings.GENFLOW_NOTIFY:
+            self.fail("off")
+        return data
+
+
+def is_printable(text: str) -> bool:
+    return text.isascii() and text.isprintable()
 
 
 class PhotoSerializer(StrictSerializer):
@@ -177,13 +220,26 @@ class PortraitSerializer(PhotoSerializer):
     face_weight = NumberField(graph.FACE_WEIGHT)
     likeness = NumberField(graph.LIKENESS)
     count = NumberField(graph.COUNT)
-    priority = NumberField(PRIORITY)
+    priority = PriorityField()
     metadata = MetadataField(required=False)
 
-    def validate_priority(self, value: int) -> int:
-        if value > 0 and not self.context["request"].user.is_staff:
-            raise serializers.ValidationError("Above 0 is for staff accounts: it passes everybody.")
-        return value
+
+class WorkflowField(serializers.Field[Any, Any, Any, Any]):
+    """Anything that JSON can be, or nothing: `submit_workflow` says what is wrong with it."""
+
+    def run_validation(self, data: Any = empty) -> Any:
+        return None if data is empty else data
+
+
+class JobSubmissionSerializer(StrictSerializer):
+    """A workflow to run."""
+
+    reserved = ("webhook_url", "inputs")
+
+    workflow = WorkflowField()
+    extra_data = ExtraDataField(required=False)
+    metadata = MetadataField(required=False)
+    priority = PriorityField()
 
 
 class WaitSerializer(serializers.Serializer[Any]):
@@ -378,13 +434,12 @@ def _milliseconds(begin: datetime | None, end: datetime | None) -> int | None:
 
 def output_json(asset: Asset, request: HttpRequest) -> dict[str, Any]:
     url, expires_at = content_url(request, asset)
-    kind = asset.content_type.partition("/")[0]
     return {
         "id": str(asset.pk),
         "job_id": str(asset.job_id),
         "node_id": asset.node_id,
         "name": asset.name,
-        "type": kind if kind in ("image", "video", "audio", "text") else "file",
+        "type": output_type(asset),
         "content_type": asset.content_type,
         "size_bytes": asset.size,
         "width": asset.width,
@@ -393,6 +448,14 @@ def output_json(asset: Asset, request: HttpRequest) -> dict[str, Any]:
         "url": url,
         "url_expires_at": expires_at,
     }
+
+
+def output_type(asset: Asset) -> str:
+    """Return the word that the Comfy API v2 has for this kind of file."""
+    if ending_of(asset.name) == "latent":
+        return "latent"
+    kind = asset.content_type.partition("/")[0]
+    return kind if kind in ("image", "video", "audio", "text") else "file"
 
 
 def asset_json(asset: Asset, request: HttpRequest) -> dict[str, Any]:

@@ -14,7 +14,7 @@ class JobStatus(models.TextChoices):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELED = "canceled"
-    EXPIRED = "expired"  # a word of the API; our jobs are deleted when their time is past
+    EXPIRED = "expired"  # its time was over before a worker could take it
 
     @property
     def is_final(self) -> bool:
@@ -39,7 +39,7 @@ class Step(models.TextChoices):
 TRANSITIONS: Final[dict[JobStatus, frozenset[JobStatus]]] = {
     JobStatus.QUEUED: frozenset(
         # CANCELING: handed back while its prompt is still with a backend, so a worker must end that first.
-        {JobStatus.RUNNING, JobStatus.CANCELED, JobStatus.CANCELING}
+        {JobStatus.RUNNING, JobStatus.CANCELED, JobStatus.CANCELING, JobStatus.EXPIRED}
     ),
     # RUNNING again: a step was finished, or the lease ran out and another worker took over.
     JobStatus.RUNNING: frozenset(

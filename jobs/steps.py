@@ -8,12 +8,18 @@ has no checkpoint yet.
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Final
 
-from comfy.client import ComfyClient, OutputFile, Place, Run, Sighting
+from django.core.files.base import File
+
+from comfy.classify import refusal
+from comfy.client import ComfyClient, Place, Sighting
 from comfy.errors import (
     BackendStuck,
     BadAnswer,
@@ -21,7 +27,6 @@ from comfy.errors import (
     BadPicture,
     ComfyError,
     ErrorKind,
-    GraphRefused,
     NoAnswer,
     OutputMissing,
     PromptLost,
@@ -29,14 +34,24 @@ from comfy.errors import (
     ServerTrouble,
 )
 from comfy.events import EventStream, ProgressTracker
-from comfy.graph import OUTPUT_NODE
-from comfy.pictures import Picture, read_picture
+from comfy.filetypes import content_type_of, ending_of
+from comfy.graph import NAME_LENGTH, OUTPUT_NODE
+from comfy.history import Output, OutputFile, Run
+from comfy.pictures import read_picture
 from comfy.previews import PreviewImage
 from jobs.assets import forget
 from jobs.leases import Lease
 from jobs.models import Asset, Backend, Job, Preview
 from jobs.status import Step
-from jobs.wire import SUBFOLDER, expected_files, is_ours, on_the_wire, usable_prefixes
+from jobs.wire import (
+    MARKER,
+    SUBFOLDER,
+    expected_files,
+    is_ours,
+    on_the_wire,
+    shown_name,
+    usable_prefixes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +64,16 @@ PROGRESS_EVERY: Final = 0.5
 PREVIEW_EVERY: Final = 1.0
 # The word for "none", in ComfyUI's language.
 NO_PREVIEWS: Final = "none"
-# Characters, of a node's id in our rows.
-NODE_ID_LENGTH: Final = 200
 # Failed looks in a row before the attempt is given up.
 PATIENCE: Final = 5
 # Downloads of one picture before the run is taken for spoiled.
 FETCHES: Final = 3
+# Larger files wait on the disk for their way into the storage. Bytes.
+SPOOL_BYTES: Final = 16 * 2**20
+NAME_MAX_LENGTH: Final = 255  # of an asset
+ENDING: Final = re.compile("[a-z0-9]{1,10}")
+# Decoded to the last pixel, and stripped of the graph that ComfyUI writes into them.
+PICTURES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif")
 # After these from POST /prompt nobody knows whether the prompt was queued.
 UNKNOWN_OUTCOME: Final = (NoAnswer, ServerTrouble, BadAnswer)
 
@@ -77,9 +96,12 @@ class Work:
     show_progress: Callable[[dict[str, Any] | None, Preview | None], None]
     # The prompt ids of ours on this backend that somebody watches.
     under_way: Callable[[], Collection[str]]
+    # What goes beside the graph and is in memory only. Raises KeyLost.
+    secrets: Callable[[], Mapping[str, str]]
     poll_seconds: float
     stall_seconds: float
     preview_method: str
+    output_max_bytes: int
 
     def check(self) -> None:
         """Raise LeaseLost, CancelRequested or Stopping if the job is not to go on here."""
@@ -101,14 +123,20 @@ def upload(work: Work) -> dict[str, Any]:
     files = {}
     for number, asset in enumerate(work.job.inputs.order_by("pk")):
         work.lease.check_wanted()
-        kind = asset.content_type.rpartition("/")[2]
+        filename = f"{work.job.pk}-{number}.{ending(asset)}"
         files[str(asset.pk)] = work.client.upload_image(
             read_input(asset),
-            filename=f"{work.job.pk}-{number}.{kind}",
+            filename=filename,
             subfolder=SUBFOLDER,
-            content_type=asset.content_type,
+            content_type=content_type_of(filename),
         )
     return {"files": files}
+
+
+def ending(asset: Asset) -> str:
+    """Return a plain ending for the file's name, as some nodes go by it: the owner's own, or that of its kind."""
+    endings = (ending_of(asset.name), asset.content_type.rpartition("/")[2])
+    return next(filter(ENDING.fullmatch, endings), "bin")
 
 
 def read_input(asset: Asset) -> bytes:
@@ -125,6 +153,11 @@ def submit(work: Work) -> dict[str, Any]:
     if found := find(work):
         return found
     graph = on_the_wire(work.job, work.done[Step.UPLOAD]["files"])
+    beside = {
+        MARKER: work.job.drawing,
+        "preview_method": work.preview_method,
+        **work.secrets(),
+    }
     # A frozen worker may wake up here with its lease gone: renewed now, the answer cannot come after its end.
     work.renew()
     work.lease.check_wanted()
@@ -133,7 +166,7 @@ def submit(work: Work) -> dict[str, Any]:
             graph,
             prompt_id=work.job.prompt_id,
             client_id=work.job.prompt_id,
-            extra_data={"preview_method": work.preview_method},
+            extra_data=beside,
             timeout=min(SUBMIT_TIMEOUT, SUBMIT_SHARE * work.lease.remaining()),
         )
     except UNKNOWN_OUTCOME:
@@ -141,26 +174,30 @@ def submit(work: Work) -> dict[str, Any]:
         if found := find(work):
             return found
         raise
-    if OUTPUT_NODE in dropped and work.job.kind == Job.Kind.PORTRAIT:
-        raise GraphRefused(
-            f"the backend left out node {OUTPUT_NODE}", node_id=OUTPUT_NODE, detail=str(dropped)
-        )
+    if is_missed(work.job, dropped):
+        with suppress(ComfyError):  # the rest of it is of no use, and costs the GPU's time
+            work.client.delete_pending(work.job.prompt_id)
+            work.client.interrupt(work.job.prompt_id)
+        raise refusal({"error": {"message": "outputs were left out"}, "node_errors": dropped})
     return {"how": "sent"}
+
+
+def is_missed(job: Job, dropped: Mapping[str, Any]) -> bool:
+    """Whether what a backend left out is asked for: of a workflow all, of a portrait its one output node."""
+    return bool(dropped) if job.kind == Job.Kind.WORKFLOW else OUTPUT_NODE in dropped
 
 
 def find(work: Work) -> dict[str, Any] | None:
     """Look for this job's prompt or its pictures on the backend."""
     sighting = work.client.look_up(work.job.prompt_id)
-    if sighting.place != Place.UNKNOWN and is_ours(work.job, sighting.graph):
+    if sighting.place != Place.UNKNOWN and is_ours(work.job, sighting.extra_data):
         return {"how": "attached"}
     return {"how": "on_disk"} if files_on_disk(work) else None
 
 
 def files_on_disk(work: Work) -> list[OutputFile]:
     """Return the pictures of a run that the backend forgot when it restarted: all of them, or none."""
-    if (
-        work.job.kind != Job.Kind.PORTRAIT
-    ):  # how many files a workflow leaves is not known beforehand
+    if work.job.kind == Job.Kind.WORKFLOW:  # what files it leaves is not known beforehand
         return []
     count = work.job.params.get("count", 1)
     for prefix in usable_prefixes(work.job):
@@ -171,7 +208,7 @@ def files_on_disk(work: Work) -> list[OutputFile]:
 
 
 def wait(work: Work) -> dict[str, Any]:
-    """Wait for the run to end. Result: files [{node_id, filename, subfolder, type}].
+    """Wait for the run to end. Result: outputs [{node_id, and filename, subfolder, type, or text}].
 
     Raises the run's own error, PromptLost, or BackendStuck after `stall_seconds` without a sign of life.
     """
@@ -186,7 +223,7 @@ def wait(work: Work) -> dict[str, Any]:
     try:
         while (run := watch.look()) is None:
             watch.pause()
-        return {"files": list(chosen_files(work.job, run))}
+        return {"outputs": list(chosen_outputs(work.job, run))}
     finally:
         stream.close()
 
@@ -228,7 +265,7 @@ class Watch:
             self.failures += 1
             return None
         self.failures = 0
-        if not is_ours(self.work.job, sighting.graph):
+        if not is_ours(self.work.job, sighting.extra_data):
             return self.recover()
         if sighting.run is not None:
             if sighting.run.error is not None:
@@ -243,7 +280,7 @@ class Watch:
     def recover(self) -> Run:
         """The backend does not know the prompt: take its pictures from the disk, or call it lost."""
         if files := files_on_disk(self.work):
-            return Run(self.work.job.prompt_id, {OUTPUT_NODE: files}, None, None)
+            return Run(self.work.job.prompt_id, {OUTPUT_NODE: [*files]}, None)
         raise PromptLost(f"prompt {self.work.job.pk} is in neither queue nor history")
 
     def check_life(self, sighting: Sighting) -> None:
@@ -291,74 +328,96 @@ class Watch:
             return None
         return Preview(
             job=self.work.job,
-            node_id=node_id[:NODE_ID_LENGTH],
+            node_id=node_id[:NAME_LENGTH],
             content_type=content_type,
             image=image.content,
         )
 
 
-def chosen_files(job: Job, run: Run) -> Iterable[dict[str, Any]]:
-    """Yield the output files that are the job's pictures; OutputMissing if the run left none of ours."""
-    nodes = [OUTPUT_NODE] if job.kind == Job.Kind.PORTRAIT else list(run.outputs)
-    prefixes = tuple(f"{prefix}_" for prefix in usable_prefixes(job))
-    files = [(node, file) for node in nodes for file in run.outputs.get(node, [])]
-    # A cached run names the files of an earlier one, which may be another's (FACTS section 0, rule 5).
-    ours = [
-        (n, f)
-        for n, f in files
-        if f"{f.subfolder}/{f.filename}".replace("\\", "/").startswith(prefixes)
+def chosen_outputs(job: Job, run: Run) -> Iterator[dict[str, Any]]:
+    """Yield what the run left for the job; OutputMissing if it should have left something."""
+    chosen = [
+        (node_id, output)
+        for node_id, outputs in run.outputs.items()
+        for output in outputs
+        if is_asked_for(job, node_id, output)
     ]
-    if not ours:
-        raise OutputMissing(f"the run succeeded and left no picture of ours, of {len(files)} files")
-    for node, file in ours:
-        yield {
-            "node_id": node,
-            "filename": file.filename,
-            "subfolder": file.subfolder,
-            "type": file.type,
-        }
+    # Without files it is a success all the same for a workflow that saves none, but not when they may be lost:
+    # some versions do not tell what the nodes left that are in their cache (FACTS section 0, rule 5).
+    if not chosen and (job.kind == Job.Kind.PORTRAIT or run.from_cache):
+        found = sum(map(len, run.outputs.values()))
+        raise OutputMissing(f"the run succeeded and left nothing of ours, of {found} outputs")
+    for node_id, output in chosen:
+        told = {"text": output} if isinstance(output, str) else asdict(output)
+        yield {"node_id": node_id, **told}
+
+
+def is_asked_for(job: Job, node_id: str, output: Output) -> bool:
+    """Whether it is one of a portrait's pictures or, for a workflow, anything but a file that it was given."""
+    if job.kind == Job.Kind.WORKFLOW:
+        return isinstance(output, str) or output.type != "input"
+    # A cached run names the files of an earlier one, which may be another's (FACTS section 0, rule 5).
+    prefixes = tuple(f"{prefix}_" for prefix in usable_prefixes(job))
+    return (
+        node_id == OUTPUT_NODE
+        and isinstance(output, OutputFile)
+        and f"{output.subfolder}/{output.filename}".replace("\\", "/").startswith(prefixes)
+    )
 
 
 def download(work: Work) -> list[Asset]:
-    """Fetch the pictures, check and clean them, and store their bytes. Return the rows for them, unsaved."""
+    """Fetch the outputs, check and clean them, and store their bytes. Return the rows for them, unsaved."""
     outputs: list[Asset] = []
     try:
-        for number, file in enumerate(work.done[Step.WAIT]["files"], 1):
-            picture = fetch(work, OutputFile(file["filename"], file["subfolder"], file["type"]))
-            outputs.append(store_picture(work.job, picture, file["node_id"], number))
+        for number, output in enumerate(work.done[Step.WAIT]["outputs"], 1):
+            outputs.append(store_output(work, number, **output))
     except BaseException:
         forget(outputs)
         raise
     return outputs
 
 
-def fetch(work: Work, file: OutputFile) -> Picture:
-    """Download one whole picture; a cut one is fetched again, as the run itself is good."""
+def store_output(work: Work, number: int, *, node_id: str, **output: str) -> Asset:
+    """Store a text that a node shows, or a file that it left."""
+    common = {
+        "owner_id": work.job.owner_id,
+        "job": work.job,
+        "node_id": node_id,
+        "expires_at": work.job.expires_at,
+    }
+    if "text" in output:
+        content = output["text"].encode()
+        name = f"text_{number:05}.txt"
+        return Asset.store(content, name=name, content_type="text/plain", **common)
+    return fetch(work, OutputFile(**output), number, common)
+
+
+def fetch(work: Work, file: OutputFile, number: int, common: Mapping[str, Any]) -> Asset:
+    """Download one whole file and store it; a cut one is fetched again, as the run itself is good."""
     for fetches_left in reversed(range(FETCHES)):
         work.lease.check_wanted()
-        try:
-            content = work.client.view(file)
-            return read_picture(content, allow_flat=work.job.kind != Job.Kind.PORTRAIT)
-        except (*UNKNOWN_OUTCOME, BadPicture, OutputMissing):
-            if not fetches_left:
-                raise
+        with SpooledTemporaryFile(SPOOL_BYTES) as sink:
+            try:
+                work.client.view(file, sink, max_bytes=work.output_max_bytes)
+                return Asset.store(**checked(work.job, file, number, sink), **common)
+            except (*UNKNOWN_OUTCOME, BadPicture, OutputMissing):
+                if not fetches_left:
+                    raise
         work.pause(work.poll_seconds)
     raise AssertionError("unreachable")
 
 
-def store_picture(job: Job, picture: Picture, node_id: str, number: int) -> Asset:
-    kind = picture.content_type.rpartition("/")[2]
-    return Asset.store(
-        picture.content,
-        owner_id=job.owner_id,
-        job=job,
-        node_id=node_id,
-        name=f"{job.kind}_{number:05}.{kind}",
-        content_type=picture.content_type,
-        width=picture.width,
-        height=picture.height,
-        expires_at=job.expires_at,
-    )
+def checked(job: Job, file: OutputFile, number: int, content: IO[bytes]) -> dict[str, Any]:
+    """Return what is to be stored of a file, and how it is called. Raises BadPicture and OutputTooLarge."""
+    content_type = content_type_of(file.filename)
+    name = shown_name(job, file.filename)[-NAME_MAX_LENGTH:]
+    if job.kind == Job.Kind.WORKFLOW and content_type not in PICTURES:
+        return {"content": File(content), "content_type": content_type, "name": name}
+    content.seek(0)
+    picture = read_picture(content.read(), allow_flat=job.kind == Job.Kind.WORKFLOW)
+    if job.kind == Job.Kind.PORTRAIT:
+        name = f"portrait_{number:05}.{picture.content_type.rpartition('/')[2]}"
+    return asdict(picture) | {"name": name}
 
 
 STEPS: Final[Mapping[Step, Callable[[Work], dict[str, Any]]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -13,21 +12,22 @@ from django.http import QueryDict, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.utils.http import parse_etags
-from rest_framework.exceptions import ParseError
-from rest_framework.parsers import JSONParser, MultiPartParser
+from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.auth import Pass
-from jobs.errors import UNREADABLE, ApiError
+from jobs.errors import ApiError
 from jobs.idempotency import once_per_key
 from jobs.models import Job, JobQuerySet, Once
+from jobs.parsers import StrictJSONParser
 from jobs.photos import photo_rules, read_photo
 from jobs.pictures import output_unavailable, picture_response
 from jobs.portraits import submit_portrait
 from jobs.serializers import (
     JobListSerializer,
+    JobSubmissionSerializer,
     PhotoSerializer,
     PortraitSerializer,
     StrictSerializer,
@@ -39,6 +39,7 @@ from jobs.serializers import (
 )
 from jobs.streams import Stream
 from jobs.waits import Held, asked_wait, hub_of
+from jobs.workflows import submit_workflow
 
 
 class ApiView(APIView):
@@ -62,18 +63,6 @@ class FormParser(MultiPartParser):
 
     def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
         return super().parse(stream, media_type, {**parser_context, "encoding": "utf-8"})
-
-
-class JsonParser(JSONParser):
-    """JSON in UTF-8, of which all is text: half of an emoji could be neither stored nor told in an error."""
-
-    def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
-        try:
-            body = super().parse(stream, media_type, {**parser_context, "encoding": "utf-8"})
-            json.dumps(body, ensure_ascii=False).encode()
-        except (RecursionError, UnicodeEncodeError) as exc:
-            raise ParseError(UNREADABLE) from exc
-        return body
 
 
 def form_of(request: Request, kind: type[StrictSerializer]) -> dict[str, Any]:
@@ -111,6 +100,16 @@ class PortraitsView(ApiView):
 
 
 class JobsView(ApiView):
+    parser_classes = [StrictJSONParser]
+
+    @once_per_key(job_created)
+    def post(self, request: Request, once: Once | None) -> Response:
+        form = JobSubmissionSerializer(data=request.data, context={"request": request})
+        form.is_valid(raise_exception=True)
+        assert isinstance(request.user, User)
+        job = submit_workflow(request.user, **form.validated_data, once=once)
+        return job_created(request, job.pk)
+
     def get(self, request: Request) -> Response:
         query = JobListSerializer(data=request.query_params)
         query.is_valid(raise_exception=True)

@@ -118,6 +118,8 @@ def tell(job: Job) -> Story:
             return Story(*_finished(job))
         case JobStatus.FAILED:
             return _failed(job.error)
+        case JobStatus.EXPIRED:
+            return Story("Expired", "It waited for too long, and was never drawn.")
         case _:
             return Story("Canceled", "This portrait was canceled before it was finished.")
 

@@ -41,9 +41,11 @@ from comfy.text import clean_text
 from jobs.assets import forget
 from jobs.backoff import backoff
 from jobs.bell import Bell, Listener
-from jobs.housekeeping import HEARD_OF_LATELY, Housekeeper
+from jobs.housekeeping import Housekeeper
+from jobs.keyring import Keyring
 from jobs.leases import Lease, Renewer
 from jobs.models import (
+    KEY_CHANNEL,
     NOTIFY_CHANNEL,
     Backend,
     CancelRequested,
@@ -64,6 +66,8 @@ R = TypeVar("R")
 LACKING: Final = (ModelMissing, NodeMissing)
 # After these the drawing itself is of no use.
 SPOILED: Final = (RunFailed, Interrupted, OutputMissing, BadPicture)
+# After these a workflow's nodes are not to answer from ComfyUI's cache once more: some have no prefix of ours.
+LOST_OUTPUT: Final = (OutputMissing, BadPicture)
 # Between two looks whether ComfyUI has obeyed a cancel. Seconds.
 CANCEL_POLL: Final = 0.2
 # A look at a slow ComfyUI that is to be left alone soon. Seconds.
@@ -89,6 +93,7 @@ class Options:
     cancel: float
     shutdown: float
     preview_method: str
+    output_max_bytes: int
     drain: bool = False
 
     @classmethod
@@ -105,6 +110,7 @@ class Options:
             "stall": settings.GENFLOW_STALL_SECONDS,
             "cancel": settings.GENFLOW_CANCEL_SECONDS,
             "shutdown": settings.GENFLOW_SHUTDOWN_SECONDS,
+            "output_max_bytes": settings.GENFLOW_OUTPUT_MAX_BYTES,
             "preview_method": settings.GENFLOW_PREVIEW_METHOD,
         }
         return cls(**values | changed)
@@ -128,7 +134,8 @@ class Worker:
         self._broken = False
         self.renewer = Renewer(options.lease, options.poll, self._stopping)
         self.bell = Bell()
-        self.listener = Listener(NOTIFY_CHANNEL, self.heard)
+        self.keyring = Keyring()
+        self.listener = Listener({NOTIFY_CHANNEL: self.heard, KEY_CHANNEL: self.keyring.put})
         self.housekeeper = Housekeeper(self.backends, every_seconds=min(5.0, options.lease / 3))
 
     # --- the process ---
@@ -253,6 +260,8 @@ class Worker:
             logger.warning("job.lease_lost", extra=job.log_context() | {"reason": str(exc)})
         finally:
             self.renewer.let_go(lease)
+            if job.is_final:
+                self.keyring.forget(job)
         return True
 
     # --- one job ---
@@ -273,9 +282,11 @@ class Worker:
                     lease, Job.objects.show_progress, job, progress, preview
                 ),
                 under_way=lambda: self._save(lease, Job.objects.under_way_on, work.backend),
+                secrets=lambda: self.keyring.secrets_of(job),
                 poll_seconds=self.options.poll,
                 stall_seconds=self.options.stall,
                 preview_method=self.options.preview_method,
+                output_max_bytes=self.options.output_max_bytes,
             )
             try:
                 self._attempt(work)
@@ -380,12 +391,14 @@ class Worker:
             self._rest_backend(work, error, failure)
         else:
             redraw = isinstance(error, SPOILED)
+            if isinstance(error, LOST_OUTPUT) and job.kind == Job.Kind.WORKFLOW:
+                self._free_memory(work)
             self._retry_or_fail(work, failure, redraw=redraw, at_least=error.retry_after)
         return True
 
     def _has_alternative(self, job: Job) -> bool:
         refused = [*job.refused_by, job.backend_id]
-        return Backend.objects.alternatives_to(refused, HEARD_OF_LATELY).exists()
+        return Backend.objects.heard_of_lately().exclude(pk__in=refused).exists()
 
     def _rest_backend(self, work: Work, error: ComfyError, failure: Failure) -> None:
         """The backend is at fault: it rests, and the job goes back without charge."""
@@ -433,7 +446,7 @@ class Worker:
             logger.warning("backend.stuck", extra=work.job.log_context() | {"reason": str(error)})
 
     def _free_memory(self, work: Work) -> None:
-        """Make room for the next job; this one has failed whether it works or not."""
+        """Let ComfyUI empty its memory and its cache; it is no matter for this job whether it does."""
         try:
             work.client.free_memory()
         except ComfyError as error:

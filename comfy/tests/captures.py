@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import responses
+
+from comfy.client import ComfyClient
+from comfy.history import OutputFile
 
 BASE_URL = "http://127.0.0.1:8188"
 DATA = Path(__file__).parent / "data"
@@ -47,3 +51,10 @@ def prompt_id_of(name: str) -> str:
     """The prompt id that a captured history entry belongs to."""
     (prompt_id,) = body_of(name)
     return str(prompt_id)
+
+
+def view(client: ComfyClient, file: OutputFile, max_bytes: int = 1_000) -> bytes:
+    """Return what the client writes of a file."""
+    sink = io.BytesIO()
+    client.view(file, sink, max_bytes=max_bytes)
+    return sink.getvalue()

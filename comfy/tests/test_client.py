@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import responses
 
-from comfy.client import ComfyClient, OutputFile, Place, parse_retry_after, parse_run
+from comfy.client import ComfyClient, Place, parse_retry_after
 from comfy.errors import (
     AccessDenied,
     BadAnswer,
@@ -18,17 +18,15 @@ from comfy.errors import (
     ErrorKind,
     GraphRefused,
     InputMissing,
-    Interrupted,
     ModelMissing,
     NodeMissing,
-    NoFace,
-    OutOfMemory,
     OutputMissing,
-    RunFailed,
+    OutputTooLarge,
     ServerTrouble,
     TooLarge,
 )
-from comfy.tests.captures import BASE_URL, body_of, prompt_id_of, replay
+from comfy.history import OutputFile
+from comfy.tests.captures import BASE_URL, body_of, prompt_id_of, replay, view
 
 RUNNING_ID = "6035a8c6-0524-4c32-bf14-2efa7f69fa9c"
 PENDING_ID = "c1d1c3aa-19a4-44da-99dd-cf4c164c4c7b"
@@ -128,6 +126,14 @@ def test_a_submitted_graph_goes_out_with_both_ids_and_no_number(
 
     assert node_errors == {}
     assert set(sent_body(server)) == {"prompt", "prompt_id", "client_id"}
+
+
+def test_what_goes_beside_a_graph_is_sent_as_extra_data(server: Any, client: ComfyClient) -> None:
+    replay(server, "prompt-success", body={"prompt_id": OTHER_ID, "number": 1, "node_errors": {}})
+
+    client.submit({}, prompt_id=OTHER_ID, client_id="c", extra_data={"mark": 3})
+
+    assert sent_body(server)["extra_data"] == {"mark": 3}
 
 
 def test_a_submit_to_an_older_server_works_the_same(server: Any, client: ComfyClient) -> None:
@@ -249,13 +255,13 @@ def test_a_prompt_in_no_queue_is_looked_up_in_the_history(server: Any, client: C
     assert sighting.run.outputs == {"9": [PICTURE]}
 
 
-def test_a_sighting_shows_the_graph_that_the_server_holds(server: Any, client: ComfyClient) -> None:
-    move_to(server, [], [[1, "mine", {"9": {}}, {}, ["9"]]])
+def test_a_sighting_shows_what_was_sent_beside_the_graph(server: Any, client: ComfyClient) -> None:
+    move_to(server, [], [[1, "mine", {"9": {}}, {"mark": 3}, ["9"]]])
     replay(server, "v0.3.64/history-success")
     finished = prompt_id_of("v0.3.64/history-success")
 
-    assert client.look_up("mine").graph == {"9": {}}
-    assert (client.look_up(finished).graph or {})["9"]["class_type"] == "SaveImage"
+    assert client.look_up("mine").extra_data == {"mark": 3}
+    assert client.look_up(finished).extra_data["client_id"]
 
 
 def test_a_prompt_without_a_trace_is_unknown(server: Any, client: ComfyClient) -> None:
@@ -287,73 +293,11 @@ def test_a_queue_of_the_wrong_shape_is_a_bad_answer(
         client.look_up(OTHER_ID)
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("history-interrupted", Interrupted),
-        ("history-error-oom", OutOfMemory),
-        ("v0.3.64/history-error-oom", OutOfMemory),
-        ("v0.3.64/history-error-noface", NoFace),
-        ("history-error-runtime-error", RunFailed),
-        ("history-partial-outputs", type(None)),
-    ],
-)
-def test_a_run_carries_what_its_history_means(name: str, error: type[object]) -> None:
-    prompt_id = prompt_id_of(name)
-
-    run = parse_run(prompt_id, body_of(name)[prompt_id])
-
-    assert type(run.error) is error
-
-
-def test_an_interruption_that_is_called_a_success_is_an_interruption() -> None:
-    entry = body_of("history-interrupted")[prompt_id_of("history-interrupted")]
-    entry["status"]["status_str"] = "success"
-
-    assert isinstance(parse_run(OTHER_ID, entry).error, Interrupted)
-
-
-def test_a_cached_run_is_a_success_without_outputs() -> None:
-    entry = body_of("history-cached-no-client")[prompt_id_of("history-cached-no-client")]
-
-    run = parse_run(OTHER_ID, entry)
-
-    assert (run.outputs, run.error) == ({}, None)
-
-
-def test_only_nodes_with_files_are_outputs_whatever_they_call_them() -> None:
-    files = [
-        {"filename": "a.png", "subfolder": "", "type": "output"},
-        {"filename": "b.png"},
-        {},
-        None,
-    ]
-    outputs = {"40": {"images": files}, "9": {"gifs": files[:1]}, "12": {"text": ["hi"]}}
-
-    run = parse_run(
-        OTHER_ID, {"outputs": outputs | {"15": {"images": [], "animated": [False]}, "1": 4}}
-    )
-
-    first, second = OutputFile("a.png", "", "output"), OutputFile("b.png", "", "output")
-    assert run.outputs == {"40": [first, second], "9": [first]}
-
-
-@pytest.mark.parametrize(
-    "status",
-    [{"status_str": "error", "messages": []}, {"messages": [[], None, [1]]}, None, {}, [], "error"],
-)
-def test_a_run_without_a_reason_failed_with_a_message_all_the_same(status: Any) -> None:
-    error = parse_run(OTHER_ID, {"status": status}).error
-
-    assert isinstance(error, RunFailed)
-    assert error.message
-
-
 def test_a_picture_that_is_there_can_be_viewed_and_exists(server: Any, client: ComfyClient) -> None:
     replay(server, "view-ok", body="the picture")
     replay(server, "view-head")
 
-    assert client.view(PICTURE) == b"the picture"
+    assert view(client, PICTURE) == b"the picture"
     assert client.exists(PICTURE)
     assert server.calls[0].request.params == {
         "filename": "job_00001_.png",
@@ -368,7 +312,7 @@ def test_a_picture_that_is_gone_is_missing(server: Any, client: ComfyClient) -> 
 
     assert not client.exists(PICTURE)
     with pytest.raises(OutputMissing):
-        client.view(PICTURE)
+        view(client, PICTURE)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +324,7 @@ def test_nothing_or_a_web_page_is_not_a_picture(
     server.get(f"{BASE_URL}/view", body=body, content_type=content_type)
 
     with pytest.raises(BadAnswer):
-        client.view(PICTURE)
+        view(client, PICTURE)
 
 
 def test_an_interrupt_always_names_its_prompt(server: Any, client: ComfyClient) -> None:
@@ -391,6 +335,15 @@ def test_an_interrupt_always_names_its_prompt(server: Any, client: ComfyClient) 
     assert sent_body(server) == {"prompt_id": OTHER_ID}
     with pytest.raises(ValueError, match="prompt_id"):
         client.interrupt("")
+
+
+def test_a_file_beyond_the_limit_is_not_read_to_its_end(server: Any, client: ComfyClient) -> None:
+    replay(server, "view-ok", body="the picture")
+
+    with pytest.raises(OutputTooLarge, match="more than 5 bytes") as caught:
+        view(client, PICTURE, max_bytes=5)
+
+    assert caught.value.kind == ErrorKind.PERMANENT
 
 
 def test_the_other_commands_send_what_comfyui_expects(server: Any, client: ComfyClient) -> None:

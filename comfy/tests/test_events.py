@@ -103,6 +103,25 @@ def test_a_second_run_of_the_same_prompt_does_not_take_the_value_back() -> None:
     assert second.value == first.value
 
 
+def test_a_node_made_at_run_time_is_told_as_the_one_it_stands_for() -> None:
+    tracker = ProgressTracker(GRAPH, "mine")
+    tracker.feed(message("executing", node="3", display_node="3"))
+    tracker.feed(message("executing", node="3.0.0.5", display_node="3"))
+    state = {"value": 4, "max": 8, "state": "running", "display_node_id": "3"}
+
+    working = tracker.feed(message("progress_state", nodes={"3.0.0.5": state}))
+    state["state"] = "finished"
+    after = tracker.feed(message("progress_state", nodes={"3.0.0.5": state}))
+    last = tracker.feed(message("execution_success"))
+
+    assert working is not None
+    assert (working.current_node, working.current_node_class) == ("3", "KSampler")
+    assert (working.step, working.steps, working.nodes_done) == (4, 8, 0)
+    assert after is None  # its own part of the work is not at its end
+    assert last is not None
+    assert (last.value, last.nodes_done, last.nodes_total) == (1.0, 10, 10)
+
+
 @pytest.mark.parametrize(
     "junk",
     [
@@ -111,6 +130,8 @@ def test_a_second_run_of_the_same_prompt_does_not_take_the_value_back() -> None:
         {"type": "progress", "data": None},
         {"type": ["progress"], "data": {"prompt_id": "mine"}},
         message("progress", node=["3"], value=1, max=2),
+        message("executing", node=["3"], display_node=["3"]),
+        message("executing", node="3.0", display_node="77"),
         message("progress", node="3", value="1", max=2),
         message("progress", node="3", value=1, max=0),
         message("progress", node="3", value=10**400, max=10**401),

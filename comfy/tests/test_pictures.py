@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image, PngImagePlugin
 
-from comfy.errors import BadPicture
+from comfy.errors import BadPicture, OutputTooLarge
 from comfy.pictures import MAX_PIXELS, read_picture
 
 GRAPH_TEXT = "the whole graph with the prompt"
@@ -146,7 +146,7 @@ def test_a_bomb_is_refused_before_it_is_decoded() -> None:
     header = side.to_bytes(4) + side.to_bytes(4) + b"\x08\x02\x00\x00\x00"
     pixels = chunk(b"IDAT", zlib.compress(bytes(1000)))
 
-    with pytest.raises(BadPicture, match="too many pixels"):
+    with pytest.raises(OutputTooLarge, match="too many pixels"):
         read_picture(
             b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b""),
             allow_flat=True,

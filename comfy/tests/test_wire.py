@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from comfy.client import ComfyClient, OutputFile
+from comfy.client import ComfyClient
 from comfy.errors import NoAnswer, NotConnected
+from comfy.history import OutputFile
+from comfy.tests.captures import view
 from comfy.tests.raw_server import Behaviour, free_port, hold, raw_server, trickle
 
 PICTURE = OutputFile("job_00001_.png", "genflow", "output")
@@ -97,12 +99,12 @@ def test_a_trickling_server_cannot_hold_a_submit_longer_than_its_timeout(start: 
 )
 def test_a_download_cut_on_the_way_is_never_taken_for_whole(answer: bytes) -> None:
     with client_of(answer_with(answer)) as client, pytest.raises(NoAnswer):
-        client.view(PICTURE)
+        view(client, PICTURE)
 
 
 def test_an_answer_without_a_length_is_read_to_its_end() -> None:
     with client_of(answer_with(OK + b"\r\nall of it")) as client:
-        assert client.view(PICTURE) == b"all of it"
+        assert view(client, PICTURE) == b"all of it"
 
 
 def test_nothing_is_sent_once_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +144,9 @@ def test_the_client_works_on_after_a_call_that_timed_out() -> None:
 
     with client_of(lambda wire: next(behaviours)(wire), read_timeout=0.1) as client:
         with pytest.raises(NoAnswer):
-            client.view(PICTURE)
+            view(client, PICTURE)
 
-        assert client.view(PICTURE) == b"ok"
+        assert view(client, PICTURE) == b"ok"
 
 
 def test_a_call_can_be_given_up_from_another_thread_and_the_client_works_on() -> None:
@@ -159,14 +161,14 @@ def test_a_call_can_be_given_up_from_another_thread_and_the_client_works_on() ->
     with client_of(give_up_the_first) as client:
         calls.append(client)
         with pytest.raises(NoAnswer):
-            client.view(PICTURE)
+            view(client, PICTURE)
 
         client.abort()  # nothing is under way
-        assert client.view(PICTURE) == b"all of it"
+        assert view(client, PICTURE) == b"all of it"
 
 
 def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
 
     with client_of(answer_with(OK + b"Content-Length: 2\r\n\r\nok")) as client:
-        assert client.view(PICTURE) == b"ok"
+        assert view(client, PICTURE) == b"ok"

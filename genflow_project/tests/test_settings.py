@@ -53,9 +53,8 @@ def test_the_example_files_defaults_are_those_of_the_settings() -> None:
         re.findall(r"^#(GENFLOW_[A-Z_]+)=(.+)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
     )
     source = (ROOT / "genflow_project/settings.py").read_text()
-    source = source.replace("20 * 1024 * 1024", "20971520").replace("64_000_000", "64000000")
-    source = source.replace("10 * 1024**3", "10737418240")
-    source = source.replace("100 * 1024 * 1024", "104857600")
+    source = re.sub(r"(\d+) \* 1024 \* 1024\b", lambda m: str(int(m[1]) * 2**20), source)
+    source = source.replace("64_000_000", "64000000").replace("10 * 1024**3", "10737418240")
     defaults = dict(re.findall(r'\(\s*"(GENFLOW_[A-Z_]+)", default="?([^")\n]+)"?', source))
 
     assert {k: v.replace("True", "1") for k, v in defaults.items()} == listed

@@ -26,7 +26,7 @@ HOLDER_MAY: Final = {
 }
 # What may become of a job, whoever writes.
 FOLLOWING: Final = {
-    "queued": {"running", "canceling", "canceled"},
+    "queued": {"running", "canceling", "canceled", "expired"},
     "running": {"queued", "canceling", "succeeded", "failed"},
     "canceling": {"canceled", "failed"},
 }

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from comfy_sdk import Comfy
-from comfy_sdk.exceptions import ComfyError, NotFound
+from comfy_sdk import AsyncComfy, Comfy
+from comfy_sdk.exceptions import (
+    ComfyError,
+    InvalidWorkflow,
+    JobFailed,
+    MissingAsset,
+    NotFound,
+    QueueFull,
+)
+from PIL import Image
+from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
-from jobs.tests.helpers import make_user, queue_job
+from fake_comfy import FakeComfy
+from jobs.models import Job
+from jobs.tests.helpers import make_user, make_worker, photo_bytes, queue_job, wait_until
 from jobs.tests.helpers_api import finish, picture_bytes, token_of
+from jobs.tests.test_case_cancel import live_worker
+from jobs.tests.test_workflow_runs import node, picture, preview, save, upload
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -57,3 +73,127 @@ def test_it_reads_our_errors(comfy: Comfy) -> None:
     with pytest.raises(ComfyError) as refused:
         list(comfy.list_jobs(metadata={"a": "\0"}))
     assert refused.value.code == "invalid_metadata_filter"
+
+
+# --- workflows ---
+
+
+@pytest.fixture
+def worker(fake: FakeComfy) -> Iterator[None]:
+    with live_worker(fake.url):
+        yield
+
+
+@pytest.mark.usefixtures("worker")
+def test_it_runs_a_workflow_and_fetches_every_output(comfy: Comfy) -> None:
+    workflow = comfy.workflows.from_json(
+        {
+            "1": node("LoadImage", image=None),
+            "2": node("PrimitiveString", value="as asked"),
+            "9": save("1", "portraits/ann"),
+            "10": preview("1"),
+            "11": node("PreviewAny", source=["2", 0]),
+        }
+    )
+    asset = comfy.assets.get(str(upload(photo_bytes()).pk))
+    workflow.set_input("1", "image", asset)
+
+    job = comfy.submit(workflow, metadata={"client": "acme"}).result()
+
+    (saved,) = job.get_outputs("9")
+    assert (saved.name, saved.type, saved.job_id) == ("ann_00001_.png", "image", job.id)
+    assert Image.open(io.BytesIO(saved.to_bytes())).size == (96, 96)
+    assert [output.type for output in job.get_outputs("10")] == ["image"]
+    assert job.get_outputs("11")[0].to_bytes() == b"as asked"
+    assert job.metadata == {"client": "acme"}
+    assert [found.id for found in comfy.list_jobs(metadata={"client": "acme"})] == [job.id]
+    sent = job.get_workflow()
+    assert (sent.format, sent.graph["9"]) == ("api", workflow.json["9"])
+    assert sent.graph["1"]["inputs"]["image"]["info"]["id"] == asset.id
+
+
+@pytest.mark.usefixtures("worker")
+def test_it_runs_a_workflow_in_a_coroutine(
+    live_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMFY_BASE_URL", live_server.url)
+    token = token_of(make_user())
+
+    async def run() -> bytes:
+        async with AsyncComfy(api_key=token) as comfy:
+            job = await comfy.run(comfy.workflows.from_json({"1": picture(), "2": save("1")}))
+            return await job.outputs[0].to_bytes()
+
+    assert Image.open(io.BytesIO(asyncio.run(run()))).size == (64, 32)
+
+
+@pytest.mark.usefixtures("worker")
+def test_it_hands_a_key_to_comfyui(comfy: Comfy, fake: FakeComfy) -> None:
+    # A worker that had not heard of the key would not send the graph.
+    job = comfy.run(comfy.workflows.from_json({"1": picture(), "2": save("1")}), api_key="sk")
+
+    assert job.status == "succeeded"
+    assert fake.prompts[job.id]["submitted"] == 1
+
+
+@pytest.mark.usefixtures("worker")
+def test_it_reads_why_a_workflow_failed(comfy: Comfy) -> None:
+    upload(b"no picture at all")
+    workflow = comfy.workflows.from_json(
+        {"1": node("LoadImage", image="image.png"), "2": save("1")}
+    )
+
+    with pytest.raises(JobFailed) as failed:
+        comfy.run(workflow)
+
+    error = failed.value.error
+    assert error is not None
+    assert (error.code, error.node_id, error.class_type) == ("bad_photo", "1", "LoadImage")
+
+
+@pytest.mark.usefixtures("worker")
+def test_it_cancels_a_workflow_under_way(comfy: Comfy, fake: FakeComfy) -> None:
+    fake.seconds = 30
+    row = queue_job(steps=150)
+    job = comfy.submit(comfy.workflows.from_json({"1": picture(), "2": save("1")}))
+    wait_until(lambda: str(row.pk) in fake.prompts and job.id in fake.prompts)
+
+    job.cancel()
+
+    assert job.wait(timeout=30).status == "canceled"
+    comfy.jobs.get(str(row.pk)).cancel()
+
+
+def test_it_reads_why_a_workflow_is_refused(comfy: Comfy, fake: FakeComfy) -> None:
+    make_worker(fake.url).housekeeper.read_catalogs()
+    from_json = comfy.workflows.from_json
+
+    with pytest.raises(InvalidWorkflow) as unknown:
+        comfy.submit(from_json({"1": picture(), "2": save("1"), "3": node("Rare")}))
+    with pytest.raises(MissingAsset) as missing:
+        comfy.submit(from_json({"1": node("LoadImage", image="gone.png"), "2": save("1")}))
+    with pytest.raises(ComfyError) as labels:
+        comfy.submit(from_json({"1": picture(), "2": save("1")}), metadata={"": "x"})
+
+    assert reasons(unknown.value.details) == {"3": "unknown_class"}
+    assert reasons(missing.value.details) == {"1": "missing_asset"}
+    assert labels.value.code == "metadata_invalid"
+    assert not Job.objects.exists()
+
+
+def reasons(details: Any) -> dict[str, str]:
+    return {node_id: faults[0]["reason"] for node_id, faults in details["node_errors"].items()}
+
+
+def test_it_waits_for_room_in_a_full_queue_and_gives_up(
+    comfy: Comfy, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.GENFLOW_QUEUE_LIMIT_PER_OWNER = 1
+    monkeypatch.setattr("comfy_sdk.client._QUEUE_RETRY_BUDGET", 0)
+    workflow = comfy.workflows.from_json({"1": picture(), "2": save("1")})
+    comfy.submit(workflow)
+
+    with pytest.raises((QueueFull, ComfyError)) as full:
+        comfy.submit(workflow)
+
+    assert full.value.code == "owner_queue_full"

@@ -236,16 +236,15 @@ def test_a_picture_that_a_proxy_keeps_back_is_fetched_later_and_not_drawn_again(
     assert runs(fake, job) == (1, 1)
 
 
-def test_a_picture_without_end_is_given_up(
-    fake: FakeComfy, between: GoBetween, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("comfy.client.FILE_MAX_BYTES", 100_000)
+def test_a_picture_without_end_is_given_up_at_once(fake: FakeComfy, between: GoBetween) -> None:
     between.instead("GET /view", Reply(200, bytes(200_000)), None)
-    job = queue_job(max_attempts=2)
+    job = queue_job()
 
-    row = run_until_done(job, make_worker(between.url))
+    row = run_until_done(job, make_worker(between.url, output_max_bytes=100_000))
 
-    assert (row.status, row.attempt) == ("failed", 2)
+    assert (row.status, row.attempt) == ("failed", 1)
+    assert row.error is not None
+    assert row.error["code"] == "output_too_large"
     assert "more than 100000 bytes" in row.error_detail
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,7 +36,9 @@ from jobs.tests.helpers import (
 from jobs.tests.interactions import KillAt, Life, Moment, Point, told_as
 from jobs.tests.test_assets import uploaded
 from jobs.tests.test_worker import runs
+from jobs.tests.test_workflow_runs import preview, sampled, save
 from jobs.worker import Worker
+from jobs.workflows import submit_workflow
 
 # Hundreds of jobs: on a busy machine that takes its time.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
@@ -54,10 +56,19 @@ class Story:
     submitted: int = 1
     executed: int = 1
     attempts: int = 1
+    outputs: int = 1
     fault: str | None = None
+    queue: Callable[[int], Job] = lambda seed: queue_job(seed=seed)
+
+
+def queue_workflow(seed: int) -> Job:
+    """Queue a workflow of two output nodes, one of which has no prefix and leaves its file among the previews."""
+    graph = sampled(seed=seed, steps=4) | {"9": save("8"), "10": preview("8")}
+    return submit_workflow(make_user(), graph)
 
 
 GOES_WELL: Final = Story()
+AS_A_WORKFLOW: Final = Story(outputs=2, queue=queue_workflow)
 WITH_TROUBLE: Final = {
     "its run fails and it is drawn again": Story(2, 2, 2, fault="runtime_error"),
     # Lost before the sampler starts. It counts as a resubmission only if the submission had been saved.
@@ -76,6 +87,12 @@ def test_a_job_is_done_once_wherever_its_worker_is_killed(fake: FakeComfy) -> No
     points = live_out(fake, begin(fake, GOES_WELL)).points
 
     kill_at_each(fake, GOES_WELL, list(product(Moment, points)))
+
+
+def test_a_workflow_is_done_once_wherever_its_worker_is_killed(fake: FakeComfy) -> None:
+    points = live_out(fake, begin(fake, AS_A_WORKFLOW)).points
+
+    kill_at_each(fake, AS_A_WORKFLOW, list(product(Moment, points)))
 
 
 @pytest.mark.parametrize("trouble", WITH_TROUBLE)
@@ -101,7 +118,8 @@ def kill_at_each(fake: FakeComfy, story: Story, moments: Sequence[tuple[Moment, 
 
             assert kill.struck or point.name in REPEATED
             assert_done_once(fake, job, story)
-            assert_only_named_bytes_are_left(or_at_most=at_death == Step.DOWNLOAD)
+            left = story.outputs if at_death == Step.DOWNLOAD else 0
+            assert_only_named_bytes_are_left(or_at_most=left)
     print(f"{len(moments)} kills")  # noqa: T201
 
 
@@ -110,7 +128,7 @@ def begin(fake: FakeComfy, story: Story) -> Job:
     fake.clear_faults()
     if story.fault:
         fake.fault(story.fault)
-    return queue_job(seed=next(seeds))
+    return story.queue(next(seeds))
 
 
 def worker_for(fake: FakeComfy, poll: float = 0.02) -> Worker:
@@ -136,8 +154,10 @@ def take_over(fake: FakeComfy, job: Job) -> None:
 def assert_done_once(fake: FakeComfy, job: Job, story: Story) -> None:
     row = fresh(job)
     assert (row.status, row.attempt, row.error) == ("succeeded", story.attempts, None)
-    with row.outputs.get().file.open() as file:
-        assert Image.open(file).size == (64, 64)
+    assert row.outputs.count() == story.outputs
+    for output in row.outputs.all():
+        with output.file.open() as file:
+            assert Image.open(file).size == (64, 64)
     assert runs(fake, job) == (story.submitted, story.executed)
     assert set(row.checkpoints.values_list("step", flat=True)) == set(Step)
     assert_the_diary_agrees(row)

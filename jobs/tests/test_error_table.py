@@ -38,7 +38,7 @@ class Sayer(GoBetween):
     def __init__(self) -> None:
         super().__init__()
         self.entry: dict[str, Any] = {}
-        self.graphs: dict[str, Any] = {}
+        self.prompts: dict[str, Any] = {}
         self.instead("GET /system_stats", json_reply(body_of("system-stats")), None)
         self.instead(
             "POST /upload/image", json_reply({"name": "a.jpeg", "subfolder": "genflow"}), None
@@ -59,14 +59,15 @@ class Sayer(GoBetween):
 
     def _accept(self, seen: Seen) -> Reply:
         prompt_id = seen.json["prompt_id"]
-        self.graphs[prompt_id] = seen.json["prompt"]
+        self.prompts[prompt_id] = seen.json
         return json_reply({"prompt_id": prompt_id, "number": 1, "node_errors": {}})
 
     def _history(self, seen: Seen) -> Reply:
         prompt_id = seen.path.rpartition("/")[2]
-        if prompt_id not in self.graphs:
+        if prompt_id not in self.prompts:
             return json_reply({})
-        prompt = [1, prompt_id, self.graphs[prompt_id], {}, ["9"]]
+        sent = self.prompts[prompt_id]
+        prompt = [1, prompt_id, sent["prompt"], sent["extra_data"], ["9"]]
         return json_reply({prompt_id: {"prompt": prompt} | self.entry})
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
 import hypothesis.strategies as st
 import pytest
 from django.db import transaction
+from django.db.models.functions import Now
 from hypothesis import settings
 from hypothesis.stateful import (
     Bundle,
@@ -113,12 +115,27 @@ class Ownership(RuleBasedStateMachine):
             assert Job.objects.cancel(pk, by="owner") == would
             self.expect({pk: changed})
 
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def let_the_time_be_over(self, data: st.DataObject) -> None:
+        pk = data.draw(st.sampled_from(list(self.rows)))
+        row = self.rows[pk]
+        Job.objects.filter(pk=pk).update(expires_at=Now() - timedelta(seconds=1))
+
+        assert Job.objects.expire(10) == (row.status == "queued")
+
+        Job.objects.filter(pk=pk).update(expires_at=Now() + timedelta(days=1))
+        self.expect({pk: row.ended("expired") if row.status == "queued" else row})
+
     @rule()
     def sweep_and_run_now(self) -> None:
         Job.objects.purge_deleted()
         Job.objects.run_now()
 
-        due = {pk: replace(row, is_due=True) for pk, row in self.rows.items()}
+        due = {
+            pk: replace(row, is_due=row.is_due or row.status == "queued")
+            for pk, row in self.rows.items()
+        }
         self.expect(
             {pk: None if row.is_deleted and row.has_end else row for pk, row in due.items()}
         )
