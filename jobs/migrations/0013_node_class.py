@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0011_preview'),
+        ('jobs', '0012_job_warnings'),
     ]
 
     operations = [

@@ -95,7 +95,7 @@ def test_it_runs_a_workflow_and_fetches_every_output(comfy: Comfy) -> None:
             "11": node("PreviewAny", source=["2", 0]),
         }
     )
-    asset = comfy.assets.get(str(upload(photo_bytes()).pk))
+    asset = comfy.assets.from_bytes(photo_bytes(), filename="ann.jpg", content_type="image/jpeg")
     workflow.set_input("1", "image", asset)
 
     job = comfy.submit(workflow, metadata={"client": "acme"}).result()

@@ -27,6 +27,7 @@ from jobs.tests.helpers import (
     wait_until,
 )
 from jobs.tests.helpers_api import API, client_of
+from jobs.tests.test_assets import uploaded
 from jobs.tests.test_worker import runs
 from jobs.wire import caller_prefixes, on_the_wire, shown_name
 from jobs.workflows import submit_workflow
@@ -105,9 +106,7 @@ def content(asset: Asset) -> bytes:
 
 
 def upload(content: bytes, owner: User | None = None, name: str = "image.png") -> Asset:
-    asset = Asset.store(content, owner=owner or make_user(), name=name, content_type="image/png")
-    asset.save()
-    return asset
+    return uploaded(content, owner, name=name)
 
 
 def sent_graph(fake: FakeComfy, job: Job) -> Graph:
