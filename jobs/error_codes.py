@@ -67,6 +67,7 @@ JOB_ERRORS: Final = {
     "graph_refused": "ComfyUI does not accept these settings or this graph.",
     "api_key_lost": "The key in `extra_data` was lost with its worker. Send the job again with it.",
     "bad_picture": "The picture came out damaged, empty or not at all. Try another seed.",
+    "output_too_large": "A file that the run left is larger than is taken. Make it smaller.",
     "prompt_lost": "ComfyUI lost the job again and again. Send it again later.",
     "worker_lost": "The workers died drawing it, too many times. Send it again.",
     "backend_stuck": "ComfyUI hung each time it drew this. Change the settings.",
