@@ -69,7 +69,7 @@ async function check(file) {
   body.append("photo", file);
   const headers = { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
   try {
-    const answer = await fetch("/api/v2/photos/check", { method: "POST", body, headers, signal: checking.signal });
+    const answer = await fetch(form.dataset.check, { method: "POST", body, headers, signal: checking.signal });
     const { ok, warnings = [], face, error } = await answer.json();
     if (warnings.length) say(warnings.map(({ message }) => message).join(" "), "warn");
     else if (ok && face) say("One face, well in view.");
