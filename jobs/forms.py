@@ -17,6 +17,7 @@ from django.http import HttpRequest
 
 from comfy import graph
 from comfy.graph import FaceRequest
+from jobs.catalog import loras_on_offer
 from jobs.developing import BadPhoto, Photo
 from jobs.models import Job
 from jobs.photos import photo_rules, read_photo
@@ -196,6 +197,10 @@ class PortraitForm(forms.Form):
             data["width"], data["height"] = data["size"].split("x")
         super().__init__(data, files, **kwargs)
         self.fields["key"].initial = uuid.uuid4
+        if loras := loras_on_offer():
+            named = [(name, name.rpartition(".")[0] or name) for name in loras]
+            self.fields["lora"].widget = forms.Select(choices=[("", "None"), *named])
+            self.fields["lora"].help_text = "A style that the server has."
         like: Any = self.fields["like"]
         like.queryset = own.filter(kind=Job.Kind.PORTRAIT).exclude(inputs=None)
 

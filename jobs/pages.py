@@ -250,7 +250,7 @@ def draw_again(request: UserRequest, pk: UUID) -> HttpResponse:
         pk = exc.pk
     except Job.DoesNotExist as exc:  # deleted meanwhile
         raise Http404 from exc
-    except NoRoom as exc:
+    except (CannotDraw, NoRoom) as exc:
         messages.error(request, str(exc))
     return redirect("job-detail", pk)
 

@@ -14,10 +14,11 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
+from fake_comfy import FakeComfy
 from jobs.forms import PortraitForm
 from jobs.models import Asset, Blob, Failure, Job
 from jobs.status import JobStatus, Step
-from jobs.tests.helpers import make_user, photo_bytes, start
+from jobs.tests.helpers import make_user, make_worker, photo_bytes, start
 from jobs.tests.helpers_pages import (
     failed_job,
     finished_job,
@@ -337,6 +338,17 @@ def test_what_is_left_in_the_fields_of_ones_own_size_is_no_error_of_a_format(
     assert Job.objects.get().params["width"] == 512
 
 
+def test_the_styles_that_servers_have_are_there_to_choose(as_ann: Client, fake: FakeComfy) -> None:
+    assert '<input type="text" name="lora"' in as_ann.get("/new/").content.decode()
+
+    make_worker(fake.url).housekeeper.read_catalogs()
+
+    page = as_ann.get("/new/").content.decode()
+    assert '<option value="add_detail.safetensors">add_detail</option>' in page
+    as_ann.post("/new/send/", form_values(lora="add_detail.safetensors"))
+    assert Job.objects.get().params["lora"] == "add_detail.safetensors"
+
+
 # --- the form for another one of the same photo ---
 
 
@@ -458,6 +470,17 @@ def test_again_pressed_twice_makes_one_job_and_once_more_another(as_ann: Client,
         as_ann.post(reverse("draw-again", args=[job.pk]), {"key": key})
 
     assert Job.objects.count() == 3
+
+
+def test_again_says_so_when_a_style_is_gone(as_ann: Client, fake: FakeComfy) -> None:
+    as_ann.post("/new/send/", form_values(lora="old_style.safetensors"))
+    job = Job.objects.get()
+    make_worker(fake.url).housekeeper.read_catalogs()
+
+    answer = as_ann.post(reverse("draw-again", args=[job.pk]), follow=True)
+
+    assert "There is no LoRA" in answer.content.decode()
+    assert Job.objects.get() == job
 
 
 def test_again_says_so_when_the_queue_is_full(
