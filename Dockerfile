@@ -23,4 +23,4 @@ RUN DATABASE_URL=postgres://build SECRET_KEY=build ALLOWED_HOSTS=build \
 USER 10001
 
 EXPOSE 8000
-CMD ["python", "-m", "uvicorn", "genflow_project.asgi:application", "--host", "0.0.0.0", "--port", "8000"]
+CMD ["python", "-m", "uvicorn", "genflow_project.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--timeout-graceful-shutdown", "8"]

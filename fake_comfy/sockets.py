@@ -72,7 +72,11 @@ class Sockets:
         self._events.put_nowait((_event(event, about), client_id))
 
     def send_preview(self, image: bytes, client_id: str | None, metadata: Json) -> None:
-        """Queue a JPEG preview, in the form that the client understands."""
+        """Queue a JPEG preview, in the form that the client understands.
+
+        Both were recorded of v0.26.0 with `extra_data.preview_method`. By its sources v0.3.64 knows no such wish, and
+        sends previews only if it was started with --preview-method.
+        """
         socket = self._open.get(client_id) if client_id else None
         if socket is not None and socket.wants_metadata:
             extra = json.dumps({**metadata, "image_type": "image/jpeg"}).encode()

@@ -178,7 +178,7 @@ class Hub:
         """On the event loop: tell of a job until the end of the block, from its present state on."""
         watcher = Watcher(job_id, by, is_over=self._is_closing)
         self._watchers.setdefault(job_id, set()).add(watcher)
-        self._hear([job_id])
+        self._hear(str(job_id))
         try:
             yield watcher
         finally:
@@ -211,14 +211,14 @@ class Hub:
     # --- where the news comes from ---
 
     def _listen(self, message: str) -> None:
-        """On the listener's thread: take a job's id, or "" after some may have been missed."""
-        job_ids = [UUID(message)] if message else list(self._watchers)
+        """On the listener's thread."""
         with suppress(RuntimeError):  # the loop has ended meanwhile
-            self._loop.call_soon_threadsafe(self._hear, job_ids)
+            self._loop.call_soon_threadsafe(self._hear, message)
 
-    def _hear(self, job_ids: Collection[UUID]) -> None:
-        """Note that there may be news of these jobs."""
-        if heard := self._watchers.keys() & job_ids:
+    def _hear(self, message: str) -> None:
+        """Take the id of a job of which there may be news, or "" after some may have been missed."""
+        heard = {UUID(message)} if message else set(self._watchers)
+        if heard := heard & self._watchers.keys():
             self._heard |= heard
             self._stirred.set()
 
@@ -239,7 +239,9 @@ class Hub:
             except DatabaseError as exc:
                 logger.warning("hub.database_away", extra={"reason": str(exc).strip()})
                 next_round = self._loop.time() + RETRY_SECONDS
-                self._stirred.clear()
+            except Exception:  # whatever it is, nobody is to wait for ever
+                logger.exception("hub.look_failed")
+                next_round = self._loop.time() + RETRY_SECONDS
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _tell(self, job_ids: Collection[UUID]) -> None:
@@ -249,8 +251,9 @@ class Hub:
         if not ids:
             return
         seen = {
-            watcher.job_id: watcher.news.preview
-            for watcher in self._all()
+            job_id: watcher.news.preview
+            for job_id in ids
+            for watcher in self._watchers.get(job_id, ())
             if watcher.news and watcher.news.preview
         }
         found = await self._ask(look, ids, seen)

@@ -223,6 +223,11 @@ def test_the_process_lives_however_busy_it_is() -> None:
     assert post("/healthz") == (200, b'{"status": "ok"}')
 
 
+async def call(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async with asyncio.timeout(10):
+        await application(scope, receive, send)
+
+
 @pytest.mark.usefixtures("crowd")
 def test_a_client_that_has_left_is_not_answered() -> None:
     messages: Iterator[dict[str, Any]] = iter(
@@ -236,7 +241,7 @@ def test_a_client_that_has_left_is_not_answered() -> None:
     async def send(message: Any) -> None:
         answer.append(message)
 
-    async_to_sync(application)(scope_of("/login/"), receive, send)
+    asyncio.run(call(scope_of("/login/"), receive, send))
 
     assert answer == []
 
@@ -253,7 +258,7 @@ def test_a_client_that_takes_nothing_in_is_let_go(monkeypatch: pytest.MonkeyPatc
     async def send(message: Any) -> None:
         await asyncio.Event().wait()
 
-    async_to_sync(application)(scope_of("/nowhere"), receive, send)
+    asyncio.run(call(scope_of("/nowhere"), receive, send))
 
 
 def test_pieces_are_read_as_they_are_sent() -> None:

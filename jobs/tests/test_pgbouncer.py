@@ -1,4 +1,4 @@
-"""Submission and worker through a PgBouncer in transaction mode: all works, only the wake-up is slower."""
+"""Web server and worker through a PgBouncer in transaction mode: all works, only news comes later."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from django.db import Error, connection
 
 from fake_comfy import FakeComfy
 from jobs.models import Job
+from jobs.tests.clients import bearer, get, listening
 from jobs.tests.databases import connected_to, fetch
-from jobs.tests.helpers import fresh, wait_until
+from jobs.tests.helpers import fresh, queue_job, wait_until
 from jobs.tests.helpers_api import API, client_of, post_portrait
-from jobs.tests.processes import worker_process
+from jobs.tests.processes import web_process, worker_process
 from jobs.tests.test_crash import assert_one_picture
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -115,6 +116,21 @@ def test_portraits_are_drawn_once_through_a_pooler_in_transaction_mode(
     for answer in answers:
         assert_one_picture(fake, fresh(answer.json()["id"]))
         assert client.get(f"{API}/jobs/{answer.json()['id']}/image").status_code == 200
+
+
+@pytest.mark.usefixtures("bouncer")
+@pytest.mark.parametrize("notify", ["1", "0"])
+def test_events_come_through_a_pooler_in_transaction_mode(fake: FakeComfy, notify: str) -> None:
+    fake.seconds = 3
+    job = queue_job(steps=20)
+    options = {"GENFLOW_NOTIFY": notify}
+    with web_process(**options) as web, listening(web, job) as client:
+        with worker_process(fake.url, **options):
+            wait_until(client.has_ended)
+        assert get(web, f"/jobs/{job.pk}", **bearer(job.owner)).status_code == 200
+
+    assert client.statuses() == ["queued", "running", "succeeded"]
+    assert client.of("progress")
 
 
 @pytest.mark.usefixtures("bouncer")
