@@ -79,7 +79,7 @@ class Darkroom:
                 stdout=subprocess.DEVNULL,
                 cwd=HOME,
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-                process_group=0,  # a Ctrl-C is for the web server
+                process_group=0,  # with its forks alone: a Ctrl-C is for the web server
             )
         if self._door.recv(1) != READY:
             raise RuntimeError("The darkroom does not start; see what it wrote to stderr.")
@@ -106,6 +106,7 @@ def main() -> None:
             if os.fork() == 0:
                 _answer(line)
                 return
+    os.killpg(0, signal.SIGKILL)  # nobody waits for the photos under way; nor for us
 
 
 def _answer(line: socket.socket) -> None:

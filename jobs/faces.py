@@ -75,7 +75,7 @@ CUT_FACE: Final = Doubt(
 def several_faces(count: int) -> Doubt:
     return Doubt(
         "several_faces",
-        f"The photo shows {count} faces, and only the largest can be portrayed. Send one of that person alone.",
+        f"The photo shows {count} faces, but a portrait is of one, the largest. Best is a photo of one person alone.",
     )
 
 

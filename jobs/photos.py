@@ -18,7 +18,7 @@ from jobs.developing import BadPhoto, Photo, Rules
 
 # Of one web process. Each may take a core for seconds, and a gigabyte: the rest wait.
 DEVELOPED_AT_ONCE: Final = threading.BoundedSemaphore(2)
-WAIT_SECONDS: Final = 15  # for one of these places; who waits holds a thread and a connection
+WAIT_SECONDS: Final = 30  # for one of these places; who waits holds a thread and a connection
 DARKROOM: Final = Darkroom()
 atexit.register(DARKROOM.close)
 

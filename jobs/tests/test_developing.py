@@ -57,8 +57,13 @@ def test_a_photo_of_each_known_format_becomes_a_plain_jpeg(format: str) -> None:
     assert differs(photo, ramp()) < 16
 
 
-def test_a_heic_of_a_phone_becomes_a_plain_jpeg_and_is_turned_once() -> None:
-    assert stands_upright(read(HEIC))
+@pytest.mark.parametrize("head", [b"\0\0\0\6Exif\0\0MM", b"\0\0\0\0Junk\0\0MM"])
+def test_a_heic_of_a_phone_is_turned_once_though_both_its_boxes_and_its_exif_say_so(
+    head: bytes,
+) -> None:
+    content = HEIC.replace(b"\0\0\0\6Exif\0\0MM", head)
+
+    assert stands_upright(read(content))
 
 
 @pytest.mark.parametrize(
@@ -236,12 +241,11 @@ def test_exif_that_says_nothing_breaks_nothing(broken: bytes) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("profile", [None, swapped_profile(), b"broken"])
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "AVIF", "TIFF"])
-def test_place_comment_and_profile_are_dropped(format: str) -> None:
+def test_place_comment_and_profile_are_dropped(format: str, profile: bytes | None) -> None:
     place = exif(entry(0x010E, 2, 4, b"home"), entry(0x8825, 4, 1, b"\0\0\0\x20"))
-    content = encoded(
-        ramp(), format, exif=place, comment=b"a secret", icc_profile=swapped_profile()
-    )
+    content = encoded(ramp(), format, exif=place, comment=b"a secret", icc_profile=profile)
     assert b"home" in content
 
     photo = read(content)

@@ -15,6 +15,7 @@ from django.conf import settings as project
 from PIL import Image
 
 from jobs import photos
+from jobs.darkroom import _photo
 from jobs.developing import BadPhoto, Photo, Rules
 from jobs.photos import DARKROOM, read_photo
 from jobs.tests.helpers import start, wait_until
@@ -40,9 +41,9 @@ def darkroom_pid() -> int:
     return DARKROOM._process.pid
 
 
-def is_gone(pid: int) -> bool:
+def is_gone(group: int) -> bool:
     with suppress(ProcessLookupError):
-        os.kill(pid, 0)
+        os.killpg(group, 0)
         return False
     return True
 
@@ -107,6 +108,11 @@ def test_after_a_photo_that_killed_its_process_the_next_one_is_read() -> None:
     assert darkroom_pid() == before
 
 
+def test_an_answer_that_broke_off_is_no_photo() -> None:
+    with pytest.raises(BadPhoto):
+        _photo({"content_type": "image/jpeg", "width": 96, "height": 72, "size": 9}, b"half")
+
+
 def test_a_darkroom_that_was_killed_is_started_anew() -> None:
     read(PHOTO)
     killed = darkroom_pid()
@@ -131,16 +137,22 @@ def test_a_signal_that_is_meant_for_the_web_server_ends_no_photo(stop: signal.Si
 
 @pytest.mark.parametrize("ending", ["darkroom.close()", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_nothing_of_the_darkroom_outlives_the_web_server(ending: str) -> None:
-    script = (
-        "import os, signal, sys\n"
-        "from jobs.darkroom import Darkroom\n"
-        "from jobs.developing import Rules\n"
-        "darkroom = Darkroom()\n"
-        "darkroom.develop(sys.stdin.buffer.read(), Rules(10_000, 10_000, 100, 'warn'))\n"
-        "print(darkroom._process.pid, flush=True)\n"
-        f"{ending}\n"
-    )
+    script = f"""
+import json, os, signal, socket, sys
+from dataclasses import asdict
+from jobs.darkroom import Darkroom
+from jobs.developing import Rules
 
+photo = sys.stdin.buffer.read()
+rules = Rules(10**8, 10_000, 100, "warn", cpu_seconds=60)
+darkroom = Darkroom()
+darkroom.develop(photo, rules)
+with darkroom._new_line() as line:  # to a fork that is then busy with a photo
+    line.sendall(json.dumps(asdict(rules)).encode() + b"\\n" + photo[:2] + b"\\xff" * 19_000_000 + photo[2:])
+    line.shutdown(socket.SHUT_WR)
+    print(darkroom._process.pid, flush=True)
+    {ending}
+"""
     server = subprocess.run(  # noqa: S603
         [sys.executable, "-W", "error", "-X", "dev", "-c", script],
         cwd=project.BASE_DIR,
@@ -150,7 +162,7 @@ def test_nothing_of_the_darkroom_outlives_the_web_server(ending: str) -> None:
     )
 
     assert server.stderr == b""
-    wait_until(lambda: is_gone(int(server.stdout)))
+    wait_until(lambda: is_gone(group=int(server.stdout)), seconds=8)
 
 
 def test_photos_sent_at_once_are_developed_two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
