@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+
+from jobs.developing import finds_faces
 
 POSITIVE = (
     "LEASE_SECONDS",
@@ -98,11 +99,11 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 @register
 def check_face_detector(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    if settings.GENFLOW_FACE_CHECK == "off" or find_spec("dlib"):
+    if settings.GENFLOW_FACE_CHECK == "off" or finds_faces():
         return []
     return [
         Warning(
-            "dlib is not installed: photos are taken without a look for faces.",
+            "Photos are taken without a look for faces: dlib is not installed, or this CPU has no AVX.",
             hint="Install dlib-bin, or set GENFLOW_FACE_CHECK=off.",
             id="genflow.W001",
         )

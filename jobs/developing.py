@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import struct
 import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib.util import find_spec
 from io import BytesIO
+from pathlib import Path
 from typing import Any, Final
 
 from PIL import AvifImagePlugin, ExifTags, Image, ImageCms, UnidentifiedImageError
@@ -93,8 +97,17 @@ def prepare() -> None:
         import pi_heif
 
         pi_heif.register_heif_opener(decode_threads=1)
-    with suppress(ImportError):
+    if finds_faces():
         import jobs.faces  # noqa: F401
+
+
+@cache
+def finds_faces() -> bool:
+    """Whether there is a detector here: dlib has no wheels for some machines, and those for x86 need AVX."""
+    if find_spec("dlib") is None:
+        return False
+    cpu = Path("/proc/cpuinfo")
+    return platform.machine() != "x86_64" or not cpu.exists() or " avx " in cpu.read_text()
 
 
 def develop(content: bytes, rules: Rules) -> Photo:
@@ -104,7 +117,8 @@ def develop(content: bytes, rules: Rules) -> Photo:
         with Image.open(BytesIO(content), formats=[f for f in FORMATS if f in Image.OPEN]) as image:
             _check_size(*image.size, rules)
             picture = _plain(image, rules.max_side)
-        return _checked(picture, rules) if rules.face_check != "off" else _encoded(picture)
+        looks = rules.face_check != "off" and finds_faces()
+        return _checked(picture, rules) if looks else _encoded(picture)
     except UnidentifiedImageError as exc:
         raise BadPhoto(
             415,
@@ -228,11 +242,9 @@ def _on_ground(image: Image.Image) -> Image.Image:
 
 
 def _checked(picture: Image.Image, rules: Rules) -> Photo:
-    """Look for a face. Without dlib, which some machines have no wheels of, the photo is taken as it is."""
-    try:
-        from jobs.faces import find_face
-    except ImportError:
-        return _encoded(picture)
+    """Look for the face that is portrayed."""
+    from jobs.faces import find_face
+
     framed, face, doubts = find_face(picture)
     if doubts and rules.face_check == "refuse":
         raise BadPhoto(422, doubts[0].code, doubts[0].message)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 
 import pytest
+from django.core.checks import run_checks
 from PIL import Image, ImageEnhance, ImageOps
 
+from jobs import checks, developing
 from jobs.developing import BadPhoto, Photo, develop
 from jobs.faces import GRAY, Box, find_face
 from jobs.tests.helpers_photos import decoded, encoded, head, rules, sample, side_by_side
@@ -198,7 +200,28 @@ def test_switched_off_nobody_looks_and_nothing_is_cut() -> None:
     assert (photo.width, photo.face, photo.warnings) == (600, None, [])
 
 
-def test_without_the_detector_photos_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jobs.faces", None)
+def test_without_a_detector_photos_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(developing, "finds_faces", lambda: False)
 
-    assert read(side_by_side(head(200), head(400))).width == 600
+    photo = read(side_by_side(head(200), head(400)), face_check="refuse")
+
+    assert (photo.width, photo.face, photo.warnings) == (600, None, [])
+
+
+def test_a_machine_without_a_detector_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "finds_faces", lambda: False)
+
+    assert [warning.id for warning in run_checks()] == ["genflow.W001"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "finds"),
+    [("x86_64", "sse avx avx2", True), ("x86_64", "sse sse2", False), ("aarch64", "asimd", True)],
+)
+def test_a_cpu_that_the_detector_would_die_of_is_known(
+    monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, finds: bool
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(Path, "read_text", lambda path: f"flags : {flags} \n")
+
+    assert developing.finds_faces.__wrapped__() is finds

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from django.db import DataError, OperationalError, transaction
 from pytest_django import Settings
@@ -7,7 +9,7 @@ from pytest_django import Settings
 from comfy.graph import OUTPUT_NODE
 from jobs.developing import Photo
 from jobs.models import Asset, Blob, Job, QueueFull
-from jobs.portraits import draw_again, submit_portrait
+from jobs.portraits import draw_again, draw_like, submit_portrait
 from jobs.status import JobStatus
 from jobs.tests.helpers import claim, make_user, photo_bytes
 from jobs.tests.helpers_api import finish, picture_bytes
@@ -104,6 +106,15 @@ def test_drawing_again_makes_a_new_job_of_the_same_photo_and_seed(
     assert (again.params, again.metadata) == (old.params, {"shoot": "7"})
     assert list(again.inputs.all()) == list(old.inputs.all())
     assert again.graph["4"]["inputs"]["ckpt_name"] == "mended.safetensors"
+
+
+def test_what_was_doubtful_about_a_photo_is_said_of_each_portrait_of_it() -> None:
+    doubts = [{"code": "no_face", "message": "No face was found."}]
+    old = submit_portrait(make_user(), replace(photo(), warnings=doubts), {"prompt": "x"})
+    like = draw_like(old, {"prompt": "y"})
+    finish(old)
+
+    assert [job.warnings for job in (old, like, draw_again(old))] == [doubts] * 3
 
 
 def test_a_workflow_is_drawn_again_as_it_was() -> None:
