@@ -24,7 +24,7 @@ from typing import Any, Final
 from jobs.developing import BadPhoto, Photo, Rules, develop, prepare, too_hard
 
 # The memory that a photo may take. 64 million pixels were seen to take 1.1 GB, and libraries alone 0.2.
-BASE_BYTES: Final = 300_000_000
+BASE_BYTES: Final = 400_000_000
 BYTES_PER_PIXEL: Final = 16
 CLOCK_SECONDS: Final = 30  # at most, on a busy machine
 HOME: Final = Path(__file__).parent.parent
