@@ -40,7 +40,8 @@ class NamelessUploadHandler(TemporaryFileUploadHandler):
         self.file = UploadedFile(file, "upload", self.content_type)  # type: ignore[assignment]
 
     def upload_interrupted(self) -> None:
-        self.file.close()
+        if hasattr(self, "file"):  # else the file is one in memory
+            self.file.close()
 
 
 def photo_rules() -> Rules:

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.django_db
 ASSETS = f"{API}/assets"
 ODD_HASHES = ["x", "blake3:", "blake3:" + "0" * 63, "blake3:" + "G" * 64, "sha256:" + "0" * 64]
 NONE = "blake3:" + "0" * 64
+FILE_WITHOUT_END = b'--XX\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\na fa'
 
 
 def upload(client: Client, content: bytes = b"a face", **fields: Any) -> Answer:
@@ -235,6 +236,7 @@ def test_a_field_that_is_wrong_is_named(field: str, value: Any) -> None:
         ("image/png", picture_bytes(), 415),
         ("multipart/form-data", b"x", 400),
         ("multipart/form-data; boundary=XX", b"--XX\r\nContent-Disp", 422),
+        ("multipart/form-data; boundary=XX", FILE_WITHOUT_END, 422),
         ("multipart/form-data; boundary=XX", b"", 422),
     ],
 )
