@@ -27,6 +27,7 @@ from jobs.developing import BadPhoto, Photo, Rules, develop, prepare, too_hard
 BASE_BYTES: Final = 400_000_000
 BYTES_PER_PIXEL: Final = 16
 CLOCK_SECONDS: Final = 30  # at most, on a busy machine
+TRIES: Final = 3  # to find a process
 HOME: Final = Path(__file__).parent.parent
 READY: Final = b"+"
 
@@ -40,9 +41,11 @@ class Darkroom:
         self._door: socket.socket | None = None  # what lines go in by
 
     def develop(self, content: bytes, rules: Rules) -> Photo:
-        """Return the photo in these bytes or raise BadPhoto, also if its process dies of it."""
+        """Return the photo in these bytes or raise BadPhoto, also if its process dies of it.
+
+        Raises OSError if no process takes it.
+        """
         with self._new_line() as line, suppress(OSError):
-            line.settimeout(CLOCK_SECONDS)
             line.sendall(json.dumps(asdict(rules)).encode() + b"\n")
             line.sendall(content)
             line.shutdown(socket.SHUT_WR)
@@ -60,13 +63,23 @@ class Darkroom:
 
     def _new_line(self) -> socket.socket:
         """Return a socket with a fork at its other end."""
-        ours, theirs = socket.socketpair()
-        with self._lock, theirs:
+        for _ in range(TRIES):
+            ours, theirs = socket.socketpair()
+            ours.settimeout(CLOCK_SECONDS)
+            with theirs, suppress(BrokenPipeError):
+                self._hand_in(theirs)
+            # Without it the darkroom was killed before it had seen the photo: that is not to blame.
+            if ours.recv(len(READY)):
+                return ours
+            ours.close()
+        raise ConnectionError("The darkroom is killed again and again.")
+
+    def _hand_in(self, line: socket.socket) -> None:
+        with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             assert self._door is not None
-            socket.send_fds(self._door, [READY], [theirs.fileno()])
-        return ours
+            socket.send_fds(self._door, [READY], [line.fileno()])
 
     def _start(self) -> None:
         if self._door is not None:
@@ -111,6 +124,7 @@ def main() -> None:
 
 def _answer(line: socket.socket) -> None:
     """Develop what comes down the line: a line of JSON with the rules, then the photo."""
+    line.sendall(READY)
     with line.makefile("rwb") as file:
         rules = Rules(**json.loads(file.readline()))
         _limit(rules)

@@ -66,7 +66,10 @@ def read_photo(file: Readable, rules: Rules) -> Photo:
             )
         if not content:
             raise BadPhoto(422, "bad_photo", "The photo is empty. Choose another file.")
-        return DARKROOM.develop(content, rules)
+        try:
+            return DARKROOM.develop(content, rules)
+        except OSError as exc:
+            raise PhotosBusy from exc
 
 
 class PhotosBusy(BadPhoto):

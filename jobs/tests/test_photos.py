@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -122,6 +123,32 @@ def test_a_darkroom_that_was_killed_is_started_anew() -> None:
 
     assert read(PHOTO).width == 96
     assert darkroom_pid() != killed
+
+
+def test_a_darkroom_killed_before_it_took_the_photo_is_not_the_photos_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read(PHOTO)
+    before, send_fds = DARKROOM._process, socket.send_fds
+
+    def kill_and_send(*args: Any) -> int:
+        if before is not None and before is DARKROOM._process:
+            before.kill()
+            before.wait(10)
+        return send_fds(*args)
+
+    monkeypatch.setattr(socket, "send_fds", kill_and_send)
+
+    assert read(PHOTO).width == 96
+
+
+def test_a_darkroom_that_dies_again_and_again_is_told_as_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "send_fds", lambda *args: 0)  # nobody hears of the line
+
+    with pytest.raises(photos.PhotosBusy):
+        read(PHOTO)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
