@@ -41,9 +41,10 @@ logger = logging.getLogger(__name__)
 LIVE: Final = "/healthz"
 # Where the largest bodies go.
 UPLOADS: Final = "/api/v2/assets"
-# A request waits for a thread, and for a client to take in a piece of the answer, for at most so long.
+# A request waits for a thread, and for a client to send a piece of its body or take in one of the answer, for at
+# most so long.
 THREAD_SECONDS: Final = 10.0
-SEND_SECONDS: Final = 30.0
+PIECE_SECONDS: Final = 30.0
 # The age at which a connection to the database is replaced. Seconds.
 CONNECTION_MAX_AGE: Final = 600
 
@@ -93,8 +94,9 @@ class Door(ASGIHandler):
     # --- a request's life ---
 
     async def handle(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        give_up = partial(self.give_up, scope["path"], send)
         try:
-            body = await self.read_body(cut_off(receive, max_bytes(scope)))
+            body = await self.read_body(cut_off(receive, max_bytes(scope), give_up))
         except RequestAborted:
             return
         set_script_prefix(get_script_prefix(scope))
@@ -108,6 +110,11 @@ class Door(ASGIHandler):
                 answering.cancel()
             with suppress(asyncio.CancelledError):
                 await answering
+
+    async def give_up(self, path: str, send: Send) -> None:
+        late = refusal(path, 400, CODES[400], "The rest of the request did not come.")
+        late["Connection"] = "close"
+        await self.send_response(late, send)
 
     async def answer(self, scope: Scope, body: IO[bytes], send: Send) -> None:
         request, refused = self.create_request(scope, body)
@@ -196,7 +203,7 @@ def on_stop(act: Callable[[], None]) -> None:
 
 
 async def send_in_time(send: Send, message: Message) -> None:
-    async with asyncio.timeout(SEND_SECONDS):
+    async with asyncio.timeout(PIECE_SECONDS):
         await send(message)
 
 
@@ -208,13 +215,21 @@ def max_bytes(scope: Scope) -> int:
     return file + 2 * settings.DATA_UPLOAD_MAX_MEMORY_SIZE
 
 
-def cut_off(receive: Receive, limit: int) -> Receive:
-    """Return a `receive` that ends the body with the piece that goes beyond so many bytes."""
+def cut_off(receive: Receive, limit: int, give_up: Callable[[], Awaitable[None]]) -> Receive:
+    """Return a `receive` that ends the body with the piece that goes beyond so many bytes.
+
+    It gives up, and is left, when a piece does not come.
+    """
     size = 0
 
     async def receive_piece() -> Mapping[str, Any]:
         nonlocal size
-        message = await receive()
+        try:
+            async with asyncio.timeout(PIECE_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            await give_up()
+            return {"type": "http.disconnect"}
         size += len(message.get("body", b""))
         return {**message, "more_body": False} if size > limit else message
 

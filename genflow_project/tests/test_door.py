@@ -120,6 +120,27 @@ def test_a_body_that_stops_half_way_leaves_nothing(
     assert answered == list(tmp_path.iterdir()) == []
 
 
+def test_a_client_that_keeps_the_rest_of_its_body_back_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "PIECE_SECONDS", 0.05)
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}]
+    answer: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    async def send(message: Any) -> None:
+        answer.append(message)
+
+    async_to_sync(application)(scope_of(f"{API}/jobs"), receive, send)
+
+    assert (b"Connection", b"close") in answer[0]["headers"]
+    assert (answer[0]["status"], code_of(answer[1]["body"])) == (400, "bad_request")
+
+
 @pytest.mark.django_db(transaction=True)
 def test_an_upload_on_its_way_has_no_name_on_the_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -247,7 +268,7 @@ def test_a_client_that_has_left_is_not_answered() -> None:
 
 
 def test_a_client_that_takes_nothing_in_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(door, "PIECE_SECONDS", 0.05)
     messages = [{"type": "http.request", "body": b""}]
 
     async def receive() -> dict[str, Any]:
