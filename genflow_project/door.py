@@ -75,6 +75,8 @@ class Door(ASGIHandler):
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.live(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # there is none here: 403
         else:
             await super().__call__(scope, receive, send)
 

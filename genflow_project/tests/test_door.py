@@ -141,6 +141,20 @@ def test_a_client_that_keeps_the_rest_of_its_body_back_is_let_go(
     assert (answer[0]["status"], code_of(answer[1]["body"])) == (400, "bad_request")
 
 
+def test_a_socket_is_refused() -> None:
+    answer: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        answer.append(message)
+
+    async_to_sync(application)({**scope_of(f"{API}/jobs"), "type": "websocket"}, receive, send)
+
+    assert answer == [{"type": "websocket.close"}]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_an_upload_on_its_way_has_no_name_on_the_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
