@@ -94,7 +94,7 @@ class NumberField(serializers.Field[Any, Any, Any, Any]):
     def to_internal_value(self, data: Any) -> float:
         whole = self.allowed.step is not None
         try:
-            number = int(data) if whole else float(data)
+            number = (int if whole else float)(str(data))  # neither True nor 1.5 is a whole number
             self.allowed.check(self.field_name or "", number)
         except (TypeError, ValueError, OverflowError):
             step = self.allowed.step or 1

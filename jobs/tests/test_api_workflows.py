@@ -278,6 +278,11 @@ def test_labels_that_cannot_be_kept_are_named(labels: Any, word: str) -> None:
     assert not Job.objects.exists()
 
 
+@pytest.mark.parametrize("priority", [-1.5, False, [-1], None])
+def test_a_priority_is_a_whole_number(priority: Any) -> None:
+    assert error_of(send(PLAIN, priority=priority))["details"].keys() == {"priority"}
+
+
 def test_only_staff_may_pass_everybody() -> None:
     assert error_of(send(PLAIN, priority=1))["details"].keys() == {"priority"}
     assert send(PLAIN, make_staff(), priority=1).status_code == 201
