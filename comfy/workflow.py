@@ -18,7 +18,7 @@ NAMED_CHOICES: Final = 12  # in a sentence
 class Fault:
     """What is wrong with one input of a node (field) or, without one, with the node."""
 
-    node_id: str
+    node_id: str | None
     reason: str
     message: str
     field: str | None = None
@@ -49,7 +49,7 @@ def lacking(graph: Graph, catalog: Mapping[str, NodeInfo]) -> list[Fault]:
     )
     if not needed:
         return [
-            Fault("", "no_outputs", "No node of the workflow gives an output, such as SaveImage.")
+            Fault(None, "no_outputs", "No node of the workflow gives an output, such as SaveImage.")
         ]
     return [
         fault

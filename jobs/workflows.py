@@ -41,7 +41,7 @@ class BadWorkflow(Exception):
         self.node_errors: dict[str, list[dict[str, Any]]] = {}
         for fault in faults[:FAULTS_TOLD]:
             told = {"field": fault.field, "reason": fault.reason, "message": fault.message}
-            if fault.node_id:
+            if fault.node_id is not None:
                 self.node_errors.setdefault(fault.node_id, []).append(told)
 
 

@@ -27,7 +27,7 @@ def graph(**changes: Any) -> dict[str, Any]:
     return sound | changes
 
 
-def told(faults: Any) -> list[tuple[str, str, str | None]]:
+def told(faults: Any) -> list[tuple[str | None, str, str | None]]:
     return [(fault.node_id, fault.reason, fault.field) for fault in faults]
 
 
@@ -126,7 +126,7 @@ def test_inputs_that_the_class_has_not_are_not_looked_at() -> None:
 def test_a_graph_without_an_output_node_is_at_fault_as_a_whole() -> None:
     without = {node_id: node for node_id, node in graph().items() if node_id != "3"}
 
-    assert told(lacking(without, catalog())) == [("", "no_outputs", None)]
+    assert told(lacking(without, catalog())) == [(None, "no_outputs", None)]
 
 
 def test_a_circle_is_left_to_the_server() -> None:

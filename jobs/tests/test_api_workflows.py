@@ -172,6 +172,10 @@ def test_what_is_wrong_is_told_node_by_node() -> None:
     assert "node 7 is not in the workflow" in errors["3"][0]["message"]
 
 
+def test_a_node_with_an_empty_id_is_told_of_too() -> None:
+    assert refusal_of(send({"": {"class_type": "X"}}))[1][""][0]["reason"] == "no_inputs"
+
+
 def test_more_nodes_than_may_be_are_refused_in_words() -> None:
     answer = send({str(n): {"class_type": "X", "inputs": {}} for n in range(20_000)})
 
