@@ -11,6 +11,7 @@ from fake_comfy import FakeComfy
 from jobs.auth import GOOD_TOKENS, WRONG_TOKENS
 from jobs.tests.helpers import make_user, make_worker, start
 from jobs.tests.helpers_pages import logged_in
+from jobs.tests.processes import web_process, worker_process
 from jobs.throttling import OWNERS
 from jobs.worker import Worker
 
@@ -38,6 +39,13 @@ def running_worker(fake: FakeComfy) -> Iterator[Worker]:
     yield worker
     worker.stop()
     thread.join(20)
+
+
+@pytest.fixture
+def server(transactional_db: None, fake: FakeComfy) -> Iterator[str]:
+    """The address of a web server beside a worker of that ComfyUI, each a process of its own."""
+    with web_process() as web, worker_process(fake.url):
+        yield web.url
 
 
 @pytest.fixture(autouse=True)

@@ -82,6 +82,12 @@ def sampled(*, seed: int, steps: int) -> Graph:
     }
 
 
+def with_a_photo() -> Graph:
+    """A picture that a sampler makes, and one that is the caller's own: node 12 is to name it."""
+    photo = {"12": node("LoadImage", image="nobodys.png"), "13": save("12")}
+    return sampled(seed=7, steps=20) | photo | {"9": save("8")}
+
+
 def submit(graph: Graph, owner: User | None = None, **options: Any) -> Job:
     return submit_workflow(owner or make_user(), graph, **options)
 
