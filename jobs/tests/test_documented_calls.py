@@ -49,7 +49,13 @@ def test_the_curl_lines_of_a_page_make_jobs_that_are_drawn(
     calls = [block for block in blocks(page, "sh") if "TOKEN=$(" in block or "curl " in block]
 
     done = subprocess.run(  # noqa: S603
-        ["bash", "-euo", "pipefail", "-c", "\n".join(calls).replace("http://127.0.0.1:8000", server)],  # noqa: S607
+        [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            "\n".join(calls).replace("http://127.0.0.1:8000", server),
+        ],  # noqa: S607
         cwd=settings.BASE_DIR,
         env=environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
         capture_output=True,

@@ -31,7 +31,7 @@ def run(server: str, tmp_path: Path) -> Run:
     files = ("workflow_api.json", "face.jpg", "out.png")
 
     def run(scenario: str) -> dict[str, Any]:
-        printed = run_node(INSTALLED / "client.mjs", scenario, *files, cwd=tmp_path, **known)
+        printed = run_node(str(INSTALLED / "client.mjs"), scenario, *files, cwd=tmp_path, **known)
         seen: dict[str, Any] = json.loads(printed)
         return seen
 
