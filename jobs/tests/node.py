@@ -16,7 +16,7 @@ SOURCE: Final = Path(__file__).parent / "typescript"
 INSTALLED: Final[Path] = settings.BASE_DIR / "var" / "typescript"
 
 
-def run_node(*arguments: str, cwd: Path, **environment: str) -> str | bytes:
+def run_node(*arguments: str, cwd: Path, **environment: str) -> str:
     """Run a program with the client at hand, and return what it printed.
 
     The test is skipped where the client cannot be had, and fails if GENFLOW_REQUIRE_NODE is 1.
@@ -34,11 +34,11 @@ def run_node(*arguments: str, cwd: Path, **environment: str) -> str | bytes:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(done.stdout)
 
 
 @cache
-def _install() -> str | bytes:
+def _install() -> str:
     """Return why the packages of the lock file cannot be installed, or nothing."""
     shutil.copytree(SOURCE, INSTALLED, dirs_exist_ok=True)
     done = npm(
@@ -48,4 +48,4 @@ def _install() -> str | bytes:
         capture_output=True,
         text=True,
     )
-    return done.stderr if done.returncode else ""
+    return str(done.stderr) if done.returncode else ""

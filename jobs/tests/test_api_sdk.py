@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import httpx
 import pytest
 from comfy_sdk import AsyncComfy, Comfy
+from comfy_sdk.events import Event, OutputReady, Preview, Progress, StatusChange
 from comfy_sdk.exceptions import (
     ComfyError,
     InvalidWorkflow,
@@ -18,18 +20,22 @@ from comfy_sdk.exceptions import (
     NotFound,
     QueueFull,
 )
+from comfy_sdk.jobs import AsyncJob
 from PIL import Image
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from fake_comfy import FakeComfy
 from jobs.models import Job
+from jobs.tests.go_between import GoBetween
 from jobs.tests.helpers import make_user, make_worker, photo_bytes, queue_job, wait_until
 from jobs.tests.helpers_api import finish, picture_bytes, token_of
 from jobs.tests.test_case_cancel import live_worker
-from jobs.tests.test_workflow_runs import node, picture, preview, save, upload
+from jobs.tests.test_workflow_runs import node, picture, preview, save, upload, with_a_photo
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -113,21 +119,6 @@ def test_it_runs_a_workflow_and_fetches_every_output(comfy: Comfy) -> None:
 
 
 @pytest.mark.usefixtures("worker")
-def test_it_runs_a_workflow_in_a_coroutine(
-    live_server: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COMFY_BASE_URL", live_server.url)
-    token = token_of(make_user())
-
-    async def run() -> bytes:
-        async with AsyncComfy(api_key=token) as comfy:
-            job = await comfy.run(comfy.workflows.from_json({"1": picture(), "2": save("1")}))
-            return await job.outputs[0].to_bytes()
-
-    assert Image.open(io.BytesIO(asyncio.run(run()))).size == (64, 32)
-
-
-@pytest.mark.usefixtures("worker")
 def test_it_hands_a_key_to_comfyui(comfy: Comfy, fake: FakeComfy) -> None:
     # A worker that had not heard of the key would not send the graph.
     job = comfy.run(comfy.workflows.from_json({"1": picture(), "2": save("1")}), api_key="sk")
@@ -197,3 +188,107 @@ def test_it_waits_for_room_in_a_full_queue_and_gives_up(
         comfy.submit(workflow)
 
     assert full.value.code == "owner_queue_full"
+
+
+# --- without blocking ---
+
+
+def run_in_a_coroutine(scenario: Callable[[AsyncComfy], Awaitable[T]]) -> T:
+    async def run(token: str) -> T:
+        async with AsyncComfy(api_key=token) as comfy:
+            return await scenario(comfy)
+
+    return asyncio.run(run(token_of(make_user())))
+
+
+async def submit_with_a_photo(comfy: AsyncComfy) -> AsyncJob:
+    workflow = comfy.workflows.from_json(with_a_photo())
+    photo = comfy.assets.from_bytes(photo_bytes(), filename="face.jpg")
+    workflow.set_input("12", "image", photo)
+    return await comfy.submit(workflow)
+
+
+def test_a_coroutine_draws_from_a_photo_hears_of_it_and_keeps_the_picture(
+    server: str, fake: FakeComfy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COMFY_BASE_URL", server)
+    fake.seconds = 2
+
+    async def draw(comfy: AsyncComfy) -> list[Event]:
+        job = await submit_with_a_photo(comfy)
+        events = [event async for event in job.events()]
+        (output,) = (await job.result()).get_outputs("9")
+        await output.to_file(tmp_path / "out.png")
+        return events
+
+    events = run_in_a_coroutine(draw)
+
+    job = Job.objects.get()
+    assert (job.status, job.inputs.get().name, job.outputs.count()) == ("succeeded", "face.jpg", 2)
+    assert {type(event) for event in events} == {StatusChange, Progress, Preview, OutputReady}
+    with Image.open(tmp_path / "out.png") as picture:
+        assert picture.size == (64, 64)
+
+
+def test_a_coroutine_cancels_a_job_that_is_being_drawn(
+    server: str, fake: FakeComfy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMFY_BASE_URL", server)
+    fake.seconds = 60
+
+    async def cancel(comfy: AsyncComfy) -> AsyncJob:
+        job = await submit_with_a_photo(comfy)
+        async for event in job.events():
+            if isinstance(event, Progress):
+                await job.cancel()
+        return await job.wait()
+
+    job = run_in_a_coroutine(cancel)
+
+    assert job.status == Job.objects.get().status == "canceled"
+    assert fake.prompts[job.id]["interrupted"] == 1
+
+
+@pytest.mark.usefixtures("comfy")
+def test_a_coroutine_reads_our_errors() -> None:
+    async def fail(comfy: AsyncComfy) -> None:
+        with pytest.raises(NotFound):
+            await comfy.jobs.get("unknown")
+        with pytest.raises(MissingAsset):
+            await comfy.submit(comfy.workflows.from_json(with_a_photo()))
+
+    run_in_a_coroutine(fail)
+
+
+# --- an answer that is lost on its way ---
+
+
+@pytest.fixture
+def deaf_once(live_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The next job that is made is not heard of."""
+    with GoBetween(live_server.url) as between:
+        monkeypatch.setenv("COMFY_BASE_URL", between.url)
+        between.spoil("POST /api/v2/jobs", b"")
+        yield
+
+
+@pytest.mark.usefixtures("deaf_once")
+def test_it_sends_again_what_was_not_answered_and_has_one_job() -> None:
+    with Comfy(api_key=token_of(make_user())) as comfy:
+        workflow = comfy.workflows.from_json({"1": picture(), "2": save("1")})
+        with pytest.raises(httpx.TransportError) as lost:
+            comfy.submit(workflow)
+        job = comfy.submit(workflow, idempotency_key=vars(lost.value)["idempotency_key"])
+
+    assert job.id == str(Job.objects.get().pk)
+
+
+@pytest.mark.usefixtures("deaf_once")
+def test_a_coroutine_sends_again_what_was_not_answered_and_has_one_job() -> None:
+    async def insist(comfy: AsyncComfy) -> AsyncJob:
+        workflow = comfy.workflows.from_json({"1": picture(), "2": save("1")})
+        with pytest.raises(httpx.TransportError) as lost:
+            await comfy.submit(workflow)
+        return await comfy.submit(workflow, idempotency_key=vars(lost.value)["idempotency_key"])
+
+    assert run_in_a_coroutine(insist).id == str(Job.objects.get().pk)

@@ -47,15 +47,10 @@ def test_the_curl_lines_of_a_page_make_jobs_that_are_drawn(
     server: str, page: str, kinds: list[str]
 ) -> None:
     calls = [block for block in blocks(page, "sh") if "TOKEN=$(" in block or "curl " in block]
+    script = "\n".join(calls).replace("http://127.0.0.1:8000", server)
 
     done = subprocess.run(  # noqa: S603
-        [
-            "bash",
-            "-euo",
-            "pipefail",
-            "-c",
-            "\n".join(calls).replace("http://127.0.0.1:8000", server),
-        ],  # noqa: S607
+        ["bash", "-euo", "pipefail", "-c", script],  # noqa: S607
         cwd=settings.BASE_DIR,
         env=environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
         capture_output=True,
