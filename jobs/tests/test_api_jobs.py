@@ -5,7 +5,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
 from jobs.models import Asset, Blob, Failure, Job
@@ -199,21 +201,28 @@ CALLS = [
     ("post", "/cancel"),
     ("get", "/events"),
     ("get", "/image"),
+    ("head", "/image"),
     ("get", "/workflow"),
 ]
 
 
 @pytest.mark.parametrize(("method", "path"), CALLS)
-def test_someone_elses_job_is_answered_like_none(method: str, path: str) -> None:
+def test_someone_elses_job_is_answered_like_none_and_with_as_much_work(
+    method: str, path: str
+) -> None:
     job = queue_job()
     finish(job, picture_bytes())
-    call = getattr(client_of(make_user("bob")), method)
+    bob = client_of(make_user("bob"))
+    bob.get(f"{API}/jobs")  # notes the use of the token, once a minute
 
-    theirs = call(f"{API}/jobs/{job.pk}{path}")
-    none = call(f"{API}/jobs/{uuid4()}{path}")
+    with CaptureQueriesContext(connection) as work_for_theirs:
+        theirs = getattr(bob, method)(f"{API}/jobs/{job.pk}{path}")
+    with CaptureQueriesContext(connection) as work_for_none:
+        none = getattr(bob, method)(f"{API}/jobs/{uuid4()}{path}")
 
     assert theirs.status_code == none.status_code == 404
     assert theirs.content == none.content
+    assert len(work_for_theirs) == len(work_for_none)
     assert fresh(job).status == "succeeded"
 
 
@@ -335,8 +344,9 @@ def test_a_query_that_makes_no_sense_is_refused(query: str, code: str, field: st
     assert list(error["details"] or []) == ([field] if field else [])
 
 
-def test_the_list_of_one_who_has_none_is_empty() -> None:
-    queue_job()
+@pytest.mark.parametrize("query", ["", "?status=running", "?metadata[shoot]=7"])
+def test_the_list_of_one_who_has_none_is_empty(query: str) -> None:
+    queue_job(metadata={"shoot": "7"})
     claim()
 
-    assert list_jobs(client=client_of(make_user("bob"))) == {"jobs": []}
+    assert list_jobs(query, client_of(make_user("bob"))) == {"jobs": []}

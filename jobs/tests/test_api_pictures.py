@@ -126,6 +126,13 @@ def test_nobody_sees_an_asset(path: str) -> None:
     assert (response.status_code, error_of(response)["code"]) == (401, "unauthorized")
 
 
+@pytest.mark.parametrize("folder", ["", "media/", "static/"])
+def test_no_path_leads_to_a_file_by_its_name(folder: str) -> None:
+    _job, picture = finished_job()
+
+    assert client_of().get(f"/{folder}{picture.file.name}").status_code == 404
+
+
 def test_a_link_is_good_for_its_own_picture_alone() -> None:
     _job, picture = finished_job()
     _other_job, other = finished_job()
