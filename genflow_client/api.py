@@ -27,7 +27,8 @@ LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 CONNECT_SECONDS: Final = 10
 # Longer than a server holds an answer.
 READ_SECONDS: Final = 60
-HOLD_SECONDS: Final = 20
+# So often progress is shown; an end comes at once.
+HOLD_SECONDS: Final = 1
 # Between two looks at a job, where the server does not hold its answers.
 POLL_SECONDS: Final = 1
 PAUSE_MAX_SECONDS: Final = 15
@@ -105,6 +106,7 @@ class Api:
         )
 
     def _wait_for_change(self, job: Job) -> Job:
+        """Look again, at once when the job has changed; progress alone is no change that an answer waits for."""
         if self.hold_seconds:
             try:
                 return self.look_again(job, wait=self.hold_seconds)

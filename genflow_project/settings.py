@@ -312,6 +312,7 @@ SPECTACULAR_SETTINGS = {
         "JobKind": "jobs.models.Job.Kind",
     },
     "SERVE_AUTHENTICATION": [],
+    "AUTHENTICATION_WHITELIST": ["jobs.auth.BearerAuthentication"],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "SWAGGER_UI_SETTINGS": {"deepLinking": True, "defaultModelsExpandDepth": 0},

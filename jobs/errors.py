@@ -16,7 +16,14 @@ from django.db import Error as DatabaseError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.decorators.csrf import csrf_exempt
-from rest_framework.exceptions import APIException, NotAuthenticated, Throttled, ValidationError
+from rest_framework.exceptions import (
+    APIException,
+    MethodNotAllowed,
+    NotAuthenticated,
+    Throttled,
+    UnsupportedMediaType,
+    ValidationError,
+)
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_exception_handler
 
@@ -42,6 +49,8 @@ CODES: Final = {
 # Instead of words that the framework chose.
 SENTENCES: Final[Mapping[type[Exception], str]] = {
     Http404: "You have nothing of this id.",
+    MethodNotAllowed: "This method is not for this path; the header Allow names those that are.",
+    UnsupportedMediaType: "Send another Content-Type: /api/docs says which one this path takes.",
     NotAuthenticated: "Send `Authorization: Bearer TOKEN`, or log in.",
     Throttled: "You send requests too fast. Wait as long as Retry-After says.",
 }
@@ -160,7 +169,7 @@ def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:
 @csrf_exempt
 def not_found(request: HttpRequest) -> JsonResponse:
     """The answer to a path of the API that does not exist."""
-    return JsonResponse(envelope(CODES[404], "Not found."), status=404)
+    return JsonResponse(envelope(CODES[404], "There is no such path: see /api/docs."), status=404)
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:

@@ -22,7 +22,7 @@ from django.core.files.base import ContentFile, File
 from django.core.files.storage import default_storage
 from django.core.validators import MinValueValidator
 from django.db import connection, models, transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, Sum, Value, When
+from django.db.models import Case, Exists, F, Max, Min, OuterRef, Q, Sum, Value, When
 from django.db.models.functions import Coalesce, Least, Now
 from django.utils import timezone
 from knox.models import AbstractAuthToken
@@ -424,10 +424,17 @@ class JobQuerySet(models.QuerySet["Job"]):
         return max(1, min(300, round(self.measured_seconds_per_job() or 30)))
 
     def measured_seconds_per_job(self) -> float | None:
-        """Return how long a job took, one with another, in the last five minutes; None if none ended."""
-        window = timedelta(minutes=5)
-        done = self.filter(completed_at__gt=Now() - window).count()
-        return window.total_seconds() / done if done else None
+        """Return after how long one job ended after another in the last five minutes; None if none ended.
+
+        Counted from when the first of them was begun: before that nobody may have asked for any.
+        """
+        done = self.filter(completed_at__gt=Now() - timedelta(minutes=5)).aggregate(
+            jobs=models.Count("pk"), began=Min("started_at"), ended=Max("completed_at")
+        )
+        if done["began"] is None:
+            return None
+        window = min(done["ended"] - done["began"], timedelta(minutes=5))
+        return float(window.total_seconds() / done["jobs"])
 
     def _next_turn(self, job: Job) -> int:
         """Return the job's turn: after those of its owner that wait, and not before the turn being served.

@@ -488,12 +488,10 @@ def told(status: int) -> str:
 
 
 def tell_errors(result: dict[str, Any], **_: object) -> dict[str, Any]:
-    """List all codes in the description (a postprocessing hook)."""
+    """List the codes of jobs in the description (a postprocessing hook); those of requests are told with each."""
     result["info"]["description"] += (
-        "\n\nEvery error is `{"
-        '"error": {"code", "message", "details"}}`.\n\n'
-        + "\n".join(error_table())
-        + "\n\nA job that failed says why in its `error`, one that is tried again in its `retry`.\n\n"
+        '\n\nErrors are `{"error": {"code", "message", "details"}}`; the codes stand with each answer. A job that'
+        " failed says why in its `error`, one that is tried again in its `retry`:\n\n"
         + "\n".join(job_error_table())
     )
     return result

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import QuerySet
 
-from comfy.graph import SEED, FaceRequest, portrait_graph
+from comfy.graph import FaceRequest, portrait_graph
 from comfy.workflow import Fault, named
 from jobs.assets import stored
 from jobs.catalog import loras_on_offer, offers_of
@@ -20,6 +20,8 @@ from jobs.models import Asset, Job, Once
 from jobs.submissions import submit
 from jobs.wire import asset_reference
 
+# JSON has any number, but programs that read it as a double tell those below this apart.
+RANDOM_SEEDS: Final = 2**53
 # What the user decides about a picture; all else is a setting.
 PARAMS: Final = (
     "prompt",
@@ -120,7 +122,7 @@ def _drawing(params: Mapping[str, Any], photo: Asset) -> dict[str, Any]:
         provider=settings.GENFLOW_FACE_PROVIDER,
         sampler=settings.GENFLOW_SAMPLER,
         scheduler=settings.GENFLOW_SCHEDULER,
-        **{"seed": secrets.randbelow(int(SEED.high) + 1), **asked},
+        **{"seed": secrets.randbelow(RANDOM_SEEDS), **asked},
     )
     graph = portrait_graph(request)
     offers = offers_of(node["class_type"] for node in graph.values())

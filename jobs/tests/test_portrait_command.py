@@ -477,7 +477,7 @@ def test_a_server_that_does_not_know_how_to_hold_its_answer_is_polled(
 
     portrait.ends(0)
     queries = [seen.query for seen in between.requests(JOBS)]
-    assert "wait=20" in queries
+    assert "wait=1" in queries
     assert queries[-1] == ""
 
 

@@ -184,7 +184,7 @@ class Command(BaseCommand):
         options = self.options
         job_id = self.job["id"] if self.job else options["resume"]
         if job_id is None:
-            return f"if the server took the job all the same, {options['url']}/jobs/ shows it"
+            return f"if the server took the job all the same, {options['url']}/ shows it"
         again = [sys.argv[0], "portrait", "--resume", str(job_id), "-o", str(options["out"])]
         again += ["--url", options["url"]] if options["url"] != default_url() else []
         again += ["--token-file", options["token_file"]] if options["token_file"] else []
