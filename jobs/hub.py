@@ -58,7 +58,11 @@ class PreviewNews:
             "content_type": preview.content_type,
             "data_base64": b64encode(preview.image).decode(),
         }
-        return cls(preview.saved_at.isoformat(), payload)
+        return cls(id_of(preview), payload)
+
+
+def id_of(preview: Preview) -> str:
+    return preview.saved_at.isoformat()
 
 
 @dataclass(frozen=True)
@@ -86,26 +90,21 @@ def look(ids: Collection[UUID], seen: Mapping[UUID, PreviewNews]) -> dict[UUID, 
     )
     queued = [job.pk for job in jobs if job.status == JobStatus.QUEUED]
     places = Job.objects.places_in_queue(queued) if queued else {}
-    previews = dict(seen)
-    latest = {job.pk: job.preview.saved_at.isoformat() for job in jobs if has_preview(job)}
-    new = [pk for pk, id in latest.items() if pk not in seen or seen[pk].id != id]
-    for preview in Preview.objects.filter(pk__in=new) if new else ():
+    latest = {job.pk: id_of(job.preview) for job in jobs if hasattr(job, "preview")}
+    previews = {pk: seen[pk] for pk, id in latest.items() if pk in seen and seen[pk].id == id}
+    for preview in Preview.objects.filter(pk__in=latest.keys() - previews.keys()):
         previews[preview.job_id] = PreviewNews.of(preview)
     return {
         job.pk: News(
             status=JobStatus(job.status),
             queue_position=places.get(job.pk),
             progress=job.progress,
-            preview=previews.get(job.pk) if has_preview(job) else None,
+            preview=previews.get(job.pk),
             outputs=tuple(job.outputs.all()),
             version=version_of(job),
         )
         for job in jobs
     }
-
-
-def has_preview(job: Job) -> bool:
-    return hasattr(job, "preview")
 
 
 @dataclass(eq=False)

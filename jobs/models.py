@@ -844,6 +844,7 @@ class JobQuerySet(models.QuerySet["Job"]):
                 expires_at=Now() + EXPIRED_KEPT_FOR,
             )
             for job in jobs:
+                Preview.drop(job)
                 job.record(JobEvent.Kind.EXPIRED)
         return len(jobs)
 

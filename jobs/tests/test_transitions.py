@@ -132,6 +132,16 @@ def test_the_preview_goes_with_its_drawing(write: str) -> None:
     assert not Preview.objects.exists()
 
 
+def test_the_preview_of_a_job_goes_when_its_time_is_past() -> None:
+    held = claim_new_job()
+    Job.objects.show_progress(held, None, preview_of(held))
+    Job.objects.hand_back(held, "worker_stopped")
+    Job.objects.filter(pk=held.pk).update(expires_at=Now())
+
+    assert Job.objects.expire(10) == 1
+    assert not Preview.objects.exists()
+
+
 def test_a_checkpoint_is_saved_once_and_renews_the_lease() -> None:
     held = claim_new_job()
     let_lease_expire(held)
