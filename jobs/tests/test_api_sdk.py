@@ -212,7 +212,7 @@ def test_a_coroutine_draws_from_a_photo_hears_of_it_and_keeps_the_picture(
     server: str, fake: FakeComfy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COMFY_BASE_URL", server)
-    fake.seconds = 2
+    fake.seconds = 4
 
     async def draw(comfy: AsyncComfy) -> list[Event]:
         job = await submit_with_a_photo(comfy)

@@ -41,7 +41,7 @@ def run(server: str, tmp_path: Path) -> Run:
 def test_it_draws_from_a_photo_hears_of_it_and_keeps_the_picture(
     run: Run, fake: FakeComfy, tmp_path: Path
 ) -> None:
-    fake.seconds = 2
+    fake.seconds = 4
 
     seen = run("draw")
 
