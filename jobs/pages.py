@@ -170,6 +170,8 @@ def initial_of(request: UserRequest, like: UUID | None) -> dict[str, Any]:
     if like is None:
         return {}
     job = own_job(request, like)
+    if job.kind != Job.Kind.PORTRAIT:
+        raise Http404
     return form_of(job.params) | {"like": job}
 
 

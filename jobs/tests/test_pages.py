@@ -366,6 +366,14 @@ def test_an_earlier_jobs_settings_and_photo_fill_the_form_but_not_its_seed(as_an
     assert picture_url(job, job.inputs.get()) in page
 
 
+def test_a_workflow_is_no_example_for_a_portrait(as_ann: Client, ann: User) -> None:
+    job = queue_job(ann)
+    Job.objects.update(kind=Job.Kind.WORKFLOW, params={"files": {}, "extra_data": []})
+    job.inputs.clear()
+
+    assert as_ann.get(reverse("job-new", args=[job.pk])).status_code == 404
+
+
 def like_values(job: Job, **changed: Any) -> dict[str, Any]:
     """What the browser sends for a portrait of the photo of an earlier one."""
     return {"prompt": "in the mountains", "like": str(job.pk), **changed}
