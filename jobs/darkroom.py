@@ -94,8 +94,9 @@ class Darkroom:
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
                 process_group=0,  # with its forks alone: a Ctrl-C is for the web server
             )
+        self._door.settimeout(CLOCK_SECONDS)
         if self._door.recv(1) != READY:
-            raise RuntimeError("The darkroom does not start; see what it wrote to stderr.")
+            raise ConnectionError("The darkroom does not start; see what it wrote to stderr.")
 
 
 def _photo(answer: dict[str, Any], jpeg: bytes) -> Photo:

@@ -39,6 +39,7 @@ def read_json(content: bytes) -> Any:
             content.decode(),
             object_pairs_hook=_object,
             parse_constant=_no_number,
+            parse_int=_whole,
             parse_float=_finite,
         )
     except RecursionError as exc:
@@ -56,6 +57,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as exc:  # more digits than Python reads
+        raise ValueError("it has a number that is too large") from exc
 
 
 def _finite(text: str) -> float:

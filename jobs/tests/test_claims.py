@@ -250,9 +250,9 @@ def fill_table(owner_id: int, rows: int) -> None:
         cursor.execute(
             """INSERT INTO jobs_job (id, owner_id, kind, params, graph, metadata, status, step, priority, turn,
                 max_attempts, attempt, lost_workers, resubmits, drawing, spoiled_drawings, worker_id,
-                fencing_token, error_detail, refused_by, completed_at)
+                fencing_token, error_detail, refused_by, warnings, completed_at)
             SELECT gen_random_uuid(), %s, 'portrait', '{}', '{}', '{}',
-                CASE n %% 2 WHEN 0 THEN 'queued' ELSE 'succeeded' END, '', 0, n, 5, 1, 0, 0, 0, 0, '', 0, '', '[]',
+                CASE n %% 2 WHEN 0 THEN 'queued' ELSE 'succeeded' END, '', 0, n, 5, 1, 0, 0, 0, 0, '', 0, '', '[]', '[]',
                 CASE n %% 2 WHEN 0 THEN NULL ELSE now() END
             FROM generate_series(1, %s) AS n""",
             [owner_id, rows],

@@ -244,8 +244,7 @@ def test_ctrl_c_before_the_answer_says_where_to_look(
     portrait.interrupt()
 
     assert (
-        f"if the server took the job all the same, {between.url}/jobs/ shows it"
-        in portrait.ends(130)[1]
+        f"if the server took the job all the same, {between.url}/ shows it" in portrait.ends(130)[1]
     )
 
 
