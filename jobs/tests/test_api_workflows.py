@@ -207,10 +207,9 @@ def nested(levels: int) -> str:
         ('{"workflow": {"1": {"class_type": "X", "inputs": {"x": -Infinity}}}}', "Infinity"),
         ('{"workflow": {"1": {"class_type": "X", "inputs": {"x": 1e999}}}}', "too large"),
         (
-            '{"workflow": {"1": {"class_type": "X", "inputs": {"x": ' + "9" * 5000 + "}}}}",
+            '{"workflow": {"1": {"class_type": "X", "inputs": {"x": %s}}}}' % ("9" * 5000),
             "too large",
         ),
-        ('{"workflow": {"1": {"class_type": "X", "inputs": {"x": %s}}}}' % ("9" * 5000), "digits"),
         (r'{"workflow": {"1": {"class_type": "X\u0000", "inputs": {}}}}', "NUL"),
         (r'{"workflow": {"1": {"class_type": "X", "inputs": {"t": "hi \ud83d"}}}}', "surrogate"),
         (r'{"workflow": {"\udc80": {"class_type": "X", "inputs": {}}}}', "surrogate"),

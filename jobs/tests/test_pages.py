@@ -367,7 +367,7 @@ def test_an_earlier_jobs_settings_and_photo_fill_the_form_but_not_its_seed(as_an
 
 
 def test_a_workflow_is_no_example_for_a_portrait(as_ann: Client, ann: User) -> None:
-    job = queue_job(ann)
+    job = waiting_job(ann)
     Job.objects.update(kind=Job.Kind.WORKFLOW, params={"files": {}, "extra_data": []})
     job.inputs.clear()
 
