@@ -15,7 +15,12 @@ from drf_spectacular.extensions import (
 )
 from drf_spectacular.generators import EndpointEnumerator
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from drf_spectacular.utils import (
+    OpenApiExample,
+    OpenApiParameter,
+    OpenApiResponse,
+    extend_schema,
+)
 from rest_framework import serializers
 from rest_framework.views import APIView
 
@@ -275,6 +280,25 @@ OPERATIONS: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
         " `metadata_invalid`.",
         "parameters": [KEY],
         "request": {"application/json": JobSubmissionSerializer},
+        "examples": [
+            OpenApiExample(
+                "A blue square",
+                value={
+                    "workflow": {
+                        "1": {
+                            "class_type": "EmptyImage",
+                            "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 255},
+                        },
+                        "2": {
+                            "class_type": "SaveImage",
+                            "inputs": {"filename_prefix": "first", "images": ["1", 0]},
+                        },
+                    },
+                    "metadata": {"shoot": "7"},
+                },
+                request_only=True,
+            )
+        ],
         "responses": {201: JOB} | IN_FLIGHT,
     },
     ("jobs", "get"): {
@@ -356,6 +380,13 @@ OPERATIONS: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
         "summary": "Make an asset of bytes that you have here already",
         "parameters": [KEY],
         "request": {"application/json": FromHashSerializer},
+        "examples": [
+            OpenApiExample(
+                "A photo that was sent before",
+                value={"hash": f"blake3:{64 * '0'}", "file_path": "face.jpg"},
+                request_only=True,
+            )
+        ],
         "responses": {
             201: OpenApiResponse(AssetSerializer, "A new asset over these bytes."),
             200: OpenApiResponse(AssetSerializer, "The asset of this name that there was."),
@@ -465,7 +496,7 @@ def described_view(method: str, words: Mapping[str, Any]) -> Any:
 
     def act(self: APIView, request: Any, id: Any = None) -> None: ...
 
-    responses = {s: OpenApiResponse(ErrorSerializer, told(s)) for s in refusals(method, words)}
+    responses = {s: refusal(s) for s in refusals(method, words)}
     describe = extend_schema(**{**words, "responses": responses | words["responses"]})
     described: type[APIView] = type("Described", (APIView,), {method: describe(act)})
     return described.as_view()
@@ -481,10 +512,17 @@ def refusals(method: str, words: Mapping[str, Any]) -> Iterator[int]:
         yield 422
 
 
-def told(status: int) -> str:
-    """Return the codes that come with a status, a line each."""
+def refusal(status: int) -> OpenApiResponse:
+    """Return what is told of a status: its codes, a line and an example each."""
     codes = {code: words for code, (its, words) in REQUEST_ERRORS.items() if its == status}
-    return "\n".join(f"- `{code}`: {words}" for code, words in codes.items())
+    return OpenApiResponse(
+        ErrorSerializer,
+        "\n".join(f"- `{code}`: {words}" for code, words in codes.items()),
+        examples=[
+            OpenApiExample(code, {"error": {"code": code, "message": words, "details": None}})
+            for code, words in codes.items()
+        ],
+    )
 
 
 def tell_errors(result: dict[str, Any], **_: object) -> dict[str, Any]:
