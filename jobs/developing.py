@@ -94,9 +94,9 @@ def prepare() -> None:
     # A thread takes memory that counts against a limit, whether it uses it or not.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     with suppress(ImportError):
-        import pi_heif
+        from pi_heif.as_plugin import register_heif_opener
 
-        pi_heif.register_heif_opener(decode_threads=1)
+        register_heif_opener(decode_threads=1)
     if finds_faces():
         import jobs.faces  # noqa: F401
 
