@@ -39,6 +39,8 @@ REQUEST_ERRORS: Final = {
     "invalid_workflow": (422, "`details.node_errors` says what is wrong with which node."),
     "workflow_format_ui": (422, "This is the editor's own format. Send the API format."),
     "missing_asset": (422, "A file that the workflow names is not yours or is gone. Upload it."),
+    "model_missing": (422, "No image server has a model that portraits need. Tell the operator."),
+    "node_missing": (422, "No image server has a node that portraits need. Tell the operator."),
     "storage_full": (422, "You have stored as much as you may. Delete jobs or assets."),
     "queue_full": (429, "The queue is full. Send it again after `Retry-After` seconds."),
     "owner_queue_full": (429, "You have as many jobs waiting as you may. Wait for `Retry-After`."),

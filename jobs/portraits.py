@@ -141,7 +141,7 @@ def _cannot_draw(fault: Fault, request: FaceRequest) -> CannotDraw:
     if fault.field == "lora_name":
         message = f"There is no LoRA {request.lora!r}. {named(loras_on_offer())}"
         return CannotDraw("model_missing", message, "lora")
-    code = "node_missing" if fault.reason == "unknown_class" else "model_missing"
-    return CannotDraw(
-        code, f"{fault.message} Portraits cannot be drawn without it: tell an operator."
-    )
+    message = f"{fault.message} Portraits cannot be drawn without it: tell an operator."
+    if fault.reason == "unknown_class":
+        return CannotDraw("node_missing", message)
+    return CannotDraw("model_missing", message)

@@ -81,7 +81,16 @@ def test_the_description_is_valid_and_open_to_all(client: Client) -> None:
 
 # --- codes ---
 
-MAKERS = ("ApiError", "BadPhoto", "BadWorkflow", "QueueFull", "later", "refusal", "refuse")
+MAKERS = (
+    "ApiError",
+    "BadPhoto",
+    "BadWorkflow",
+    "CannotDraw",
+    "QueueFull",
+    "later",
+    "refusal",
+    "refuse",
+)
 
 
 def sources_of(package: str) -> list[str]:
