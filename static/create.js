@@ -102,6 +102,7 @@ document.addEventListener("drop", (event) => {
 
 async function send(event) {
   event.preventDefault();
+  checking.abort(); // its word, come late, would stand in place of the answer's
   const button = event.submitter;
   try {
     const answer = await fetch(form.action, { method: "POST", body: new FormData(form) });
