@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -55,6 +56,8 @@ class Portrait:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            # Ctrl-C is not heard by what a shell runs in the background, nor by its children.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
     def ends(self, status: int, typed: str | None = None) -> tuple[list[str], str]:
