@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from inspect import isawaitable
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import Any, Final
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponseBase
 
 # The form takes a photo with the camera; nothing else of a device is any page's business.
 PERMISSIONS: Final = "camera=(self), geolocation=(), microphone=(), payment=(), usb=()"
 
 
-class PrivateByDefault:
-    """Lets no cache keep an answer that does not say otherwise: pages, pictures and jobs are somebody's own."""
+def private_by_default(
+    get_response: Callable[[HttpRequest], HttpResponseBase],
+) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Let no cache keep an answer that does not say otherwise: pages, pictures and jobs are somebody's own."""
 
-    async_capable = sync_capable = True
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        response = get_response(request)
+        response.headers.setdefault("Cache-Control", "private, no-store")
+        response.headers.setdefault("Permissions-Policy", PERMISSIONS)
+        return response
 
-    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
-        self.get_response = get_response
-        if iscoroutinefunction(get_response):
-            markcoroutinefunction(self)
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        answer = self.get_response(request)
-        return with_headers_later(answer) if isawaitable(answer) else with_headers(answer)
-
-
-async def with_headers_later(response: Awaitable[HttpResponseBase]) -> HttpResponseBase:
-    return with_headers(await response)
-
-
-def with_headers(response: HttpResponseBase) -> HttpResponseBase:
-    response.headers.setdefault("Cache-Control", "private, no-store")
-    response.headers.setdefault("Permissions-Policy", PERMISSIONS)
-    return response
+    return answer
 
 
 def client_address(request: HttpRequest) -> str | None:

@@ -402,28 +402,25 @@ class JobAdmin(ForLooking):
     @admin.action(description="Try again", permissions=["change"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         """Let those that wait for a retry run now, and draw those that ended anew, as jobs of their own."""
-        chosen = [job.pk for job in queryset[:ACTION_LIMIT]]
-        ended = list(Job.objects.finished().filter(pk__in=chosen, deleted_at=None))
-        hurried = Job.objects.filter(pk__in=chosen).run_now()
-        drawn = self.draw_all_again(request, ended)
-        log_changes(request, Job.objects.filter(pk__in=chosen), "tried again")
-        self.tell(request, hurried, "waited for a retry and may run now")
-        self.tell(request, drawn, "ended and queued anew")
-        self.tell(request, len(chosen) - hurried - drawn, "left alone")
+        chosen = list(queryset[:ACTION_LIMIT])
+        drawn = [job for job in chosen if self.draw_anew(request, job)]
+        hurried = [job for job in chosen if Job.objects.filter(pk=job.pk).run_now()]
+        log_changes(request, [*hurried, *drawn], "tried again")
+        self.tell(request, len(hurried), "waited for a retry and may run now")
+        self.tell(request, len(drawn), "ended and queued anew")
+        self.tell(request, len(chosen) - len(hurried) - len(drawn), "left alone")
         self.tell_of_the_rest(request, queryset)
 
-    def draw_all_again(self, request: HttpRequest, jobs: Iterable[Job]) -> int:
-        drawn = 0
-        for job in jobs:
-            try:
+    def draw_anew(self, request: HttpRequest, job: Job) -> bool:
+        try:
+            if job.is_final and job.deleted_at is None:
                 draw_again(job)
-            except (NoRoom, ValueError) as exc:  # no room, or asked for what is not allowed now
-                self.message_user(request, f"{job.pk}: {exc}", messages.ERROR)
-            except Job.DoesNotExist:  # deleted since
-                continue
-            else:
-                drawn += 1
-        return drawn
+                return True
+        except (NoRoom, ValueError) as exc:  # no room, or asked for what is not allowed now
+            self.message_user(request, f"{job.pk}: {exc}", messages.ERROR)
+        except Job.DoesNotExist:  # deleted since
+            pass
+        return False
 
     def tell(self, request: HttpRequest, count: int, what: str) -> None:
         if count:
@@ -516,20 +513,28 @@ class BackendAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         description="Drain: see its prompts to their end, give it no more", permissions=["change"]
     )
     def drain(self, request: HttpRequest, queryset: BackendQuerySet) -> None:
-        self.tell(request, queryset, queryset.drain(), "drained")
+        self.each(request, queryset, BackendQuerySet.drain, "drained")
 
     @admin.action(description="Let it rest for ten minutes", permissions=["change"])
     def rest(self, request: HttpRequest, queryset: BackendQuerySet) -> None:
-        rested = queryset.rest(f"by operator {request.user.get_username()}", REST)
-        self.tell(request, queryset, rested, "resting")
+        reason = f"by operator {request.user.get_username()}"
+        self.each(request, queryset, lambda backend: backend.rest(reason, REST), "resting")
 
     @admin.action(description="Use it again", permissions=["change"])
     def use_again(self, request: HttpRequest, queryset: BackendQuerySet) -> None:
-        self.tell(request, queryset, queryset.use_again(), "in use")
+        self.each(request, queryset, BackendQuerySet.use_again, "in use")
 
-    def tell(self, request: HttpRequest, chosen: BackendQuerySet, changed: int, state: str) -> None:
-        log_changes(request, chosen, state)
-        self.message_user(request, f"{changed} of {len(chosen)} now {state}.")
+    def each(
+        self,
+        request: HttpRequest,
+        queryset: BackendQuerySet,
+        act: Callable[[BackendQuerySet], int],
+        state: str,
+    ) -> None:
+        """Do it to each chosen backend, log it where it was done, and tell how many they were."""
+        acted = [backend for backend in queryset if act(Backend.objects.filter(pk=backend.pk))]
+        log_changes(request, acted, state)
+        self.message_user(request, f"{len(acted)} of {len(queryset)} now {state}.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Backend]:
         return Backend.objects.with_prompts().order_by(*self.ordering)

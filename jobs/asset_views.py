@@ -10,12 +10,13 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.http import Http404, QueryDict
+from django.http import Http404
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from rest_framework.exceptions import NotAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from jobs.assets import Reference, mint, over_bytes, upload
 from jobs.errors import CODES, ApiError
@@ -26,7 +27,7 @@ from jobs.models import Asset, Once, hash_of, lock_assets
 from jobs.parsers import StrictJSONParser
 from jobs.pictures import picture_response
 from jobs.serializers import FromHashSerializer, UploadSerializer, asset_json
-from jobs.views import ApiView, FormParser
+from jobs.views import FormParser, form_of
 
 
 def own_asset(request: Request, pk: UUID) -> Asset:
@@ -58,14 +59,12 @@ def asset_kept(request: Request, pk: UUID) -> Response:
     return Response(asset_json(own_asset(request, pk), request) | {"created_new": False})
 
 
-class AssetsView(ApiView):
+class AssetsView(APIView):
     parser_classes = [FormParser]
 
     @once_per_key(asset_kept)
     def post(self, request: Request, once: Once | None) -> Response:
-        form = UploadSerializer(data=request.data or QueryDict())
-        form.is_valid(raise_exception=True)
-        asked = form.validated_data
+        asked = form_of(request, UploadSerializer)
         if asked["file"].size > settings.GENFLOW_ASSET_MAX_BYTES:
             most = f"The file is larger than {settings.GENFLOW_ASSET_MAX_BYTES:,} bytes."
             raise ApiError(413, CODES[413], most)
@@ -87,7 +86,7 @@ class AssetsView(ApiView):
         return Response(answer, status=201 if is_new else 200)
 
 
-class AssetFromHashView(ApiView):
+class AssetFromHashView(APIView):
     parser_classes = [StrictJSONParser]
 
     @once_per_key(asset_kept)
@@ -103,13 +102,13 @@ class AssetFromHashView(ApiView):
         return Response(answer, status=201 if is_new else 200)
 
 
-class AssetByHashView(ApiView):
+class AssetByHashView(APIView):
     def head(self, request: Request, hash: str) -> Response:
         is_there = over_bytes(owner_id(request), hash).exists()
         return Response(status=200 if is_there else 404)
 
 
-class AssetView(ApiView):
+class AssetView(APIView):
     def get(self, request: Request, pk: UUID) -> Response:
         return Response(asset_json(own_asset(request, pk), request))
 
@@ -127,7 +126,7 @@ class AssetView(ApiView):
         return Response(status=204)
 
 
-class AssetContentView(ApiView):
+class AssetContentView(APIView):
     permission_classes = []  # a link of ours will do
 
     def get(self, request: Request, pk: UUID) -> HttpResponseBase:

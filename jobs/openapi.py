@@ -535,12 +535,6 @@ def tell_errors(result: dict[str, Any], **_: object) -> dict[str, Any]:
     return result
 
 
-def error_table() -> Iterator[str]:
-    yield from ("| code | status | what to do |", "|---|---|---|")
-    for code, (status, words) in REQUEST_ERRORS.items():
-        yield f"| `{code}` | {status} | {words} |"
-
-
 def job_error_table() -> Iterator[str]:
     yield from ("| code | what to do |", "|---|---|")
     for code, words in JOB_ERRORS.items():

@@ -42,13 +42,6 @@ from jobs.waits import Held, asked_wait, hub_of
 from jobs.workflows import submit_workflow
 
 
-class ApiView(APIView):
-    @property
-    def default_response_headers(self) -> dict[str, str]:
-        # Prompts and signed links are for whoever asked: no cache is to hand them on.
-        return super().default_response_headers | {"Cache-Control": "private, no-store"}
-
-
 def own_job(request: Request, pk: UUID) -> Job:
     return get_object_or_404(shown(Job.objects.visible_to(request.user)), pk=pk)
 
@@ -67,15 +60,14 @@ class FormParser(MultiPartParser):
 
 def form_of(request: Request, kind: type[StrictSerializer]) -> dict[str, Any]:
     """Return what a form of this kind asks for."""
-    form = kind(
-        data=request.data or QueryDict(), context={"request": request}
-    )  # no body is no form
+    # No body is no form.
+    form = kind(data=request.data or QueryDict(), context={"request": request})
     form.is_valid(raise_exception=True)
     fields: dict[str, Any] = form.validated_data
     return fields
 
 
-class PhotoCheckView(ApiView):
+class PhotoCheckView(APIView):
     """What a portrait of this photo would be told of it; nothing is stored."""
 
     parser_classes = [FormParser]
@@ -86,7 +78,7 @@ class PhotoCheckView(ApiView):
         return Response({"ok": True} | {name: getattr(photo, name) for name in told})
 
 
-class PortraitsView(ApiView):
+class PortraitsView(APIView):
     parser_classes = [FormParser]
 
     @once_per_key(job_created)
@@ -99,7 +91,7 @@ class PortraitsView(ApiView):
         return job_created(request, job.pk)
 
 
-class JobsView(ApiView):
+class JobsView(APIView):
     parser_classes = [StrictJSONParser]
 
     @once_per_key(job_created)
@@ -138,7 +130,7 @@ class JobsView(ApiView):
         return jobs if cursor is None else jobs.filter(pk__lt=cursor)
 
 
-class JobView(ApiView):
+class JobView(APIView):
     def get(self, request: Request, pk: UUID) -> Response:
         seconds, headers = asked_wait(request)
         job = own_job(request, pk)
@@ -156,13 +148,13 @@ class JobView(ApiView):
         return Response(status=204)
 
 
-class CancelJobView(ApiView):
+class CancelJobView(APIView):
     def post(self, request: Request, pk: UUID) -> Response:
         Job.objects.cancel(own_job(request, pk).pk, by="owner")
         return Response(job_json(own_job(request, pk), request))
 
 
-class JobEventsView(ApiView):
+class JobEventsView(APIView):
     http_method_names = ["get", "options"]
 
     def get(self, request: Request, pk: UUID) -> StreamingHttpResponse:
@@ -176,7 +168,7 @@ class JobEventsView(ApiView):
         return response
 
 
-class JobImageView(ApiView):
+class JobImageView(APIView):
     def get(self, request: Request, pk: UUID) -> HttpResponseBase:
         outputs = own_job(request, pk).outputs.filter(content_type__startswith="image/")
         picture = outputs.first()
@@ -185,6 +177,6 @@ class JobImageView(ApiView):
         return picture_response(request, picture)
 
 
-class JobWorkflowView(ApiView):
+class JobWorkflowView(APIView):
     def get(self, request: Request, pk: UUID) -> Response:
         return Response({"workflow": own_job(request, pk).graph, "format": "api"})

@@ -316,6 +316,8 @@ def test_retry_hurries_the_waiting_redraws_the_ended_and_leaves_the_rest(
         "1 job ended and queued anew.",
         "2 jobs left alone.",
     ]
+    logged = set(LogEntry.objects.values_list("object_id", flat=True))
+    assert logged == {str(retrying.pk), str(failed.pk)}
 
 
 def test_retry_says_when_there_is_no_room(
@@ -593,6 +595,20 @@ def test_an_operator_says_whether_a_backend_is_used(
 
     backend.refresh_from_db()
     assert backend.status == status
+    assert LogEntry.objects.get().object_id == str(backend.pk)
+
+
+def test_a_backend_that_rests_already_is_not_logged_as_if_it_were_new(as_operator: Client) -> None:
+    backend = make_backend()
+    backend.rest("refused")
+
+    as_operator.post(
+        "/admin/jobs/backend/", {"action": "rest", "_selected_action": [str(backend.pk)]}
+    )
+
+    backend.refresh_from_db()
+    assert backend.reason == "refused"
+    assert not LogEntry.objects.exists()
 
 
 @pytest.mark.parametrize("action", ["cancel", "retry", "rewind_to_upload", "raise_priority"])
